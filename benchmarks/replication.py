@@ -14,7 +14,7 @@ from typing import Any, Final
 import storage
 from benchmarks.harness import Bench, percentiles, show, spent, spread
 from storage.replication import Client, Server
-from storage.streams.feed import Advance, Fact
+from storage.streams.feed import Advance, StreamRow
 from storage.testing import SHAPES, generate_room
 
 ROOM_EVENTS: Final = 60  # stored before the measurement
@@ -53,8 +53,8 @@ class FeedArrival:
 
     def _told(self, advance: Advance) -> None:
         if advance.stream_name == "events":
-            self.facts += len(advance.facts)
-            if advance.current >= self._target and advance.facts:
+            self.facts += len(advance.rows)
+            if advance.current >= self._target and advance.rows:
                 self.at = time.perf_counter()
                 self._reached.set()
 
@@ -129,7 +129,9 @@ async def _throughput(bench: Bench, size: int) -> None:
 async def _say(main: storage.Store, arrival: FeedArrival, facts: int, size: int) -> None:
     """Advance the stream by a number of facts, and wait until the reader has them."""
     start = main.streams["events"].positions()["main"]
-    rows = [Fact(number, "main", _row(number)) for number in range(start + 1, start + facts + 1)]
+    rows = [
+        StreamRow(number, "main", _row(number)) for number in range(start + 1, start + facts + 1)
+    ]
     arrival.expect(start + facts)
     for at in range(0, facts, size):
         part = rows[at : at + size]

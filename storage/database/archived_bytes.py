@@ -98,13 +98,15 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes | LostRange]:
 
     Raise `ArchiveUnavailable`, or `ExtraMissing` for a store that needs fsspec.
     """
-    found = dict[ByteRange, bytes | LostRange]()
-    for url, group in groupby(sorted(set(ranges)), key=lambda one: one.url):
-        wanted = list(group)
+    by_range = dict[ByteRange, bytes | LostRange]()
+    for url, group in groupby(sorted(set(ranges)), key=lambda byte_range: byte_range.url):
+        distinct = list(group)
         path = local_path(url)
-        parts = _remote_ranges(url, wanted) if path is None else _local_ranges(url, path, wanted)
-        found.update(zip(wanted, parts, strict=True))
-    return [found[one] for one in ranges]
+        parts = (
+            _remote_ranges(url, distinct) if path is None else _local_ranges(url, path, distinct)
+        )
+        by_range.update(zip(distinct, parts, strict=True))
+    return [by_range[byte_range] for byte_range in ranges]
 
 
 def read_file(url: str) -> bytes:
@@ -140,15 +142,15 @@ def erase_ranges(ranges: Sequence[ByteRange]) -> None:
     path = local_path(url)
     if path is None:
         data = bytearray(read_file(url))
-        for one in ranges:
-            data[one.start : one.end] = bytes(one.end - one.start)
+        for byte_range in ranges:
+            data[byte_range.start : byte_range.end] = bytes(byte_range.end - byte_range.start)
         write_file(url, bytes(data))
         return
     with _reaching(url):
         file = os.open(path, os.O_WRONLY)
         try:
-            for one in ranges:
-                os.pwrite(file, bytes(one.end - one.start), one.start)
+            for byte_range in ranges:
+                os.pwrite(file, bytes(byte_range.end - byte_range.start), byte_range.start)
             os.fsync(file)
         finally:
             os.close(file)
@@ -203,9 +205,9 @@ def list_files(folder: str) -> list[str]:
             store.invalidate_cache()
             if not store.exists(name):  # an object store has no empty folders
                 return []
-            names = [str(one).rpartition("/")[2] for one in store.ls(name, detail=False)]
+            names = [str(entry).rpartition("/")[2] for entry in store.ls(name, detail=False)]
         else:
-            names = [one.name for one in path.iterdir()]
+            names = [entry.name for entry in path.iterdir()]
     base = folder.rstrip("/")
     return sorted(f"{base}/{name}" for name in names if name.startswith(PREFIX))
 
@@ -222,7 +224,10 @@ def _local_ranges(url: str, path: Path, ranges: Sequence[ByteRange]) -> list[byt
         return [LostRange("the pack is missing")] * len(ranges)
     try:
         with _reaching(url):
-            return [os.pread(file, one.end - one.start, one.start) for one in ranges]
+            return [
+                os.pread(file, byte_range.end - byte_range.start, byte_range.start)
+                for byte_range in ranges
+            ]
     finally:
         os.close(file)
 
@@ -232,30 +237,30 @@ def _remote_ranges(url: str, ranges: Sequence[ByteRange]) -> list[bytes | LostRa
         store, name = _remote(url)
         parts = store.cat_ranges(
             [name] * len(ranges),
-            [one.start for one in ranges],
-            [one.end for one in ranges],
+            [byte_range.start for byte_range in ranges],
+            [byte_range.end for byte_range in ranges],
             on_error="return",
         )
-    return [_remote_part(one, part) for one, part in zip(ranges, parts, strict=True)]
+    return [_remote_part(byte_range, part) for byte_range, part in zip(ranges, parts, strict=True)]
 
 
-def _remote_part(place: ByteRange, part: Any) -> bytes | LostRange:
+def _remote_part(byte_range: ByteRange, part: Any) -> bytes | LostRange:
     if isinstance(part, FileNotFoundError):
         return LostRange("the pack is missing")
     if isinstance(part, Exception):
-        if "range" in str(part).lower() and _begins_behind_the_end(place):
+        if "range" in str(part).lower() and _begins_after_the_end(byte_range):
             return LostRange("the pack is cut off")
-        raise ArchiveUnavailable(str(part) or type(part).__name__, url=place.url) from part
+        raise ArchiveUnavailable(str(part) or type(part).__name__, url=byte_range.url) from part
     return bytes(part)
 
 
-def _begins_behind_the_end(place: ByteRange) -> bool:
+def _begins_after_the_end(byte_range: ByteRange) -> bool:
     """Return whether a file ends before a range: S3 has an error for it, others return nothing.
 
     Call it only if the error is about a range: in an outage it would wait again.
     """
     try:
-        return file_size(place.url) <= place.start
+        return file_size(byte_range.url) <= byte_range.start
     except (FileNotFoundError, ArchiveUnavailable):
         return False
 
@@ -338,15 +343,15 @@ async def resolve(
     Raise `ArchiveUnavailable`.
     """
     columns = tuple(positions)
-    places = [
+    cells = [
         (row, at, reference)
         for row, record in enumerate(records)
         for at in columns
         if record[at] is not None and (reference := Reference.parse(record[at])) is not None
     ]
-    forms = await stored_forms(conn, {place[2] for place in places})
+    forms = await stored_forms(conn, {cell[2] for cell in cells})
     changed = dict[int, list[Any]]()
-    for row, at, reference in places:
+    for row, at, reference in cells:
         changed.setdefault(row, list(records[row]))[at] = forms[reference]
     return [tuple(changed[row]) if row in changed else record for row, record in enumerate(records)]
 
@@ -355,15 +360,15 @@ async def stored_forms(
     conn: "RowQueries", references: Iterable[Reference]
 ) -> dict[Reference, bytes]:
     """Return what references refer to: stored forms, or `LostBytes`."""
-    wanted = sorted(references)
-    if not wanted:
+    requested = sorted(references)
+    if not requested:
         return {}
     limits, urls = conn.archive
-    if unknown := {one.pack for one in wanted}.difference(urls):
+    if unknown := {reference.pack for reference in requested}.difference(urls):
         urls.update(await conn.fetch(SQL_PACK_URLS, list(unknown), row=PackUrlRow))
     forms, is_whole = dict[Reference, bytes](), False
     try:
-        for folder, members in _by_folder(wanted, urls).items():
+        for folder, members in _by_folder(requested, urls).items():
             read = partial(read_forms, members, dict(urls))
             forms |= await limits.read(folder, read) if folder else read()
         is_whole = not any(isinstance(form, LostBytes) for form in forms.values())
@@ -375,57 +380,57 @@ async def stored_forms(
 
 def _by_folder(references: Iterable[Reference], urls: dict[int, str]) -> dict[str, list[Reference]]:
     """Return sorted references by the folder of their pack, "" for packs that are not known."""
-    found = dict[str, list[Reference]]()
-    for one in references:
-        found.setdefault(folder_of(urls.get(one.pack, "")), []).append(one)
-    return found
+    by_folder = dict[str, list[Reference]]()
+    for reference in references:
+        by_folder.setdefault(folder_of(urls.get(reference.pack, "")), []).append(reference)
+    return by_folder
 
 
 def read_forms(references: Sequence[Reference], urls: dict[int, str]) -> dict[Reference, bytes]:
     """Read what sorted references refer to; blocks."""
-    joined = list(_joined((one for one in references if one.pack in urls), urls))
-    parts = read_ranges([one for one, _ in joined])
+    joined = list(_joined((reference for reference in references if reference.pack in urls), urls))
+    parts = read_ranges([byte_range for byte_range, _ in joined])
     forms: dict[Reference, bytes] = {
-        one: LostBytes.of(one, "no such pack is known", None)
-        for one in references
-        if one.pack not in urls
+        reference: LostBytes.of(reference, "no such pack is known", None)
+        for reference in references
+        if reference.pack not in urls
     }
-    for (place, members), part in zip(joined, parts, strict=True):
+    for (byte_range, members), part in zip(joined, parts, strict=True):
         for reference in members:
-            forms[reference] = _form(reference, place, part)
+            forms[reference] = _form(reference, byte_range, part)
     return forms
 
 
-def _form(reference: Reference, place: ByteRange, part: bytes | LostRange) -> bytes:
+def _form(reference: Reference, byte_range: ByteRange, part: bytes | LostRange) -> bytes:
     if isinstance(part, LostRange):
-        return LostBytes.of(reference, part.reason, place.url)
+        return LostBytes.of(reference, part.reason, byte_range.url)
     start, end = record_range(reference)
     try:
-        return stored_form(reference, part[start - place.start : end - place.start])
+        return stored_form(reference, part[start - byte_range.start : end - byte_range.start])
     except ValueError as error:
-        return LostBytes.of(reference, str(error), place.url)
+        return LostBytes.of(reference, str(error), byte_range.url)
 
 
 def _joined(references: Iterable[Reference], urls: dict[int, str]) -> Iterator[Joined]:
     """Yield ranges of bytes that cover all records; near records share one."""
-    place: ByteRange | None = None
+    byte_range: ByteRange | None = None
     members = list[Reference]()
-    for one in references:
-        url, (start, end) = urls[one.pack], record_range(one)
+    for reference in references:
+        url, (start, end) = urls[reference.pack], record_range(reference)
         if (
-            place is not None
-            and place.url == url
-            and start - place.end <= NEAR
-            and end - place.start <= JOINED_MAX
+            byte_range is not None
+            and byte_range.url == url
+            and start - byte_range.end <= NEAR
+            and end - byte_range.start <= JOINED_MAX
         ):
-            place = place._replace(end=max(end, place.end))
-            members.append(one)
+            byte_range = byte_range._replace(end=max(end, byte_range.end))
+            members.append(reference)
             continue
-        if place is not None:
-            yield place, members
-        place, members = ByteRange(url, start, end), [one]
-    if place is not None:
-        yield place, members
+        if byte_range is not None:
+            yield byte_range, members
+        byte_range, members = ByteRange(url, start, end), [reference]
+    if byte_range is not None:
+        yield byte_range, members
 
 
 # --------------------------------------------------------------------------------------------------
@@ -478,7 +483,7 @@ class ArchiveLimits:
         number = next(self._numbers)
         self._waiting[number] = begun
         try:
-            found = await _read(store, work, limit_ms)
+            result = await _read(store, work, limit_ms)
         except ArchiveUnavailable as error:
             if time.monotonic() - begun < SLOW_MS / 1000:
                 store.try_again()
@@ -488,7 +493,7 @@ class ArchiveLimits:
         finally:
             del self._waiting[number]
         store.answered()
-        return found
+        return result
 
     def _limit_ms(self, folder: str) -> int:
         """Return how long a new read may take. Raise `ArchiveUnavailable` if it may not begin."""

@@ -66,8 +66,8 @@ class ArrowConnection:
 
     def rows(self, sql: LiteralString, *args: Any) -> list[dict[str, Any]]:
         """Return the rows of a statement as dicts, for few of them."""
-        found: list[dict[str, Any]] = self.table(sql, *args).to_pylist()
-        return found
+        rows: list[dict[str, Any]] = self.table(sql, *args).to_pylist()
+        return rows
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def _connected(
             row = SessionRow(**conn.rows(SQL_SESSION)[0])
             check_session(row)
             if not row.is_pinned:
-                raise InputError(f"{server.place}: {DIRECT}")
+                raise InputError(f"{server.address}: {DIRECT}")
         yield conn
 
 
@@ -121,8 +121,8 @@ def with_settings(dsn: str, settings: Mapping[str, str]) -> str:
 
     They come after those in the DSN itself or in the environment.
     """
-    given = parse_qs(dsn.partition("?")[2]).get("options") or [os.environ.get("PGOPTIONS", "")]
-    options = [*given, *(f"-c {name}={_escaped(value)}" for name, value in settings.items())]
+    inherited = parse_qs(dsn.partition("?")[2]).get("options") or [os.environ.get("PGOPTIONS", "")]
+    options = [*inherited, *(f"-c {name}={_escaped(value)}" for name, value in settings.items())]
     return f"{dsn}{'&' if '?' in dsn else '?'}options={quote(' '.join(options).strip(), safe='')}"
 
 
@@ -145,8 +145,8 @@ def translated(server: DsnServer | None = None) -> Iterator[None]:
             raise kind(str(error), sqlstate=sqlstate) from error
         reason = server.hide(_sentence(str(error)))
         if UNSUPPORTED in reason:
-            raise InputError(f"{server.place}: {DIRECT}") from None
-        raise kind(f"cannot connect to Postgres at {server.place}: {reason}") from error
+            raise InputError(f"{server.address}: {DIRECT}") from None
+        raise kind(f"cannot connect to Postgres at {server.address}: {reason}") from error
 
 
 def _sentence(text: str) -> str:

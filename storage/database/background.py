@@ -139,14 +139,14 @@ async def register_again(conn: Connection, name: str, revision: str) -> None:
 
 async def run_jobs(
     database: Database,
-    known: Mapping[str, Job],
+    defined: Mapping[str, Job],
     *,
     pause: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> AsyncGenerator[JobRow, None]:
     """Run the registered jobs one after the other; yield the row of a job after each batch.
 
-    ``known`` maps names to the jobs that the migrations define. Raise `StorageCorrupt` for a job
+    ``defined`` maps names to the jobs that the migrations define. Raise `StorageCorrupt` for a job
     that none of them defines. A batch that fails ends the run; its error is stored in the row and
     raised. Earlier batches stay done, and the next run continues after them. ``pause`` is in
     seconds after each batch; None: as long as the batch took.
@@ -154,7 +154,7 @@ async def run_jobs(
     async with database.connection() as conn:
         waiting = [row for row in await jobs(conn) if row.finished_ts is None]
     for row in waiting:
-        job = known.get(row.name)
+        job = defined.get(row.name)
         if job is None:
             raise StorageCorrupt(
                 "a registered background job is in no migration of this release: "

@@ -24,19 +24,19 @@ class Table:
         return tuple(self.types)
 
     def but(self, *left_out: str) -> tuple[str, ...]:
-        self._known(left_out)
+        self._check_columns(left_out)
         return tuple(column for column in self.types if column not in left_out)
 
     def chosen(self, name: str, columns: Sequence[str] | None = None) -> ColumnList:
         """Return some columns, or all, for the placeholders of a statement."""
         columns = self.columns if columns is None else columns
-        self._known(columns)
+        self._check_columns(columns)
         return ColumnList(name, tuple(columns), frozenset(self.key))
 
     def loaded(self, name: str, columns: Sequence[str]) -> LoadedColumns:
         """Return some columns as a load returns them, for the placeholders of a statement."""
         chosen = self.chosen(name, columns)
-        functions = {one: COMPUTED[one] for one in chosen.columns if one in COMPUTED}
+        functions = {column: COMPUTED[column] for column in chosen.columns if column in COMPUTED}
         return LoadedColumns(name, chosen.columns, chosen.key, functions)
 
     def rows(self, name: str, columns: Sequence[str] | None = None, /, **own: str) -> InputRows:
@@ -45,7 +45,7 @@ class Table:
         types = {column: self.types[column] for column in chosen.columns}
         return InputRows(name, chosen.columns, chosen.key, types | own)
 
-    def _known(self, columns: Collection[str]) -> None:
+    def _check_columns(self, columns: Collection[str]) -> None:
         if unknown := [column for column in columns if column not in self.types]:
             raise ValueError(f"{self.table} has no columns {unknown}")
 

@@ -174,8 +174,8 @@ class Connection:
     @property
     def backend_pid(self) -> int:
         """Return the process id of the server process of this connection."""
-        known = None if self._session is None else self._session.backend_pid
-        return int(known or self._driver.get_server_pid())
+        pid = None if self._session is None else self._session.backend_pid
+        return int(pid or self._driver.get_server_pid())
 
     @property
     def archive(self) -> ArchiveAccess:
@@ -320,9 +320,9 @@ class Database:
         return self._pool.size, self._pool.used, self._pool.waiting
 
     @property
-    def era(self) -> int:
+    def connection_generation(self) -> int:
         """Return a number that changes when the database is replaced or entered again."""
-        return self.guard.era
+        return self.guard.connection_generation
 
     def watch(self, check: "Check") -> None:
         """Check each new session with ``check`` from now on; False means: this is another database.
@@ -336,9 +336,9 @@ class Database:
 
     async def confirm(self) -> None:
         """Check a new session now. Raise `DatabaseReplaced` if the database is another one."""
-        era = self.era
+        connection_generation = self.connection_generation
         async with self.apart() as conn:
-            await self._compare(conn, era)
+            await self._compare(conn, connection_generation)
 
     @asynccontextmanager
     async def apart(self) -> AsyncIterator[Connection]:
@@ -356,13 +356,15 @@ class Database:
         """Open a new session for the pool and check it."""
         if not self.guard.is_current:
             raise self.guard.error()
-        era = self.era
+        connection_generation = self.connection_generation
         session = await self._connect()
         try:
             if self._check is None:
                 self._expect(session)
             else:
-                await self._compare(Connection(session.driver, None, self.measures, session), era)
+                await self._compare(
+                    Connection(session.driver, None, self.measures, session), connection_generation
+                )
         except BaseException:
             session.end()
             raise
@@ -381,16 +383,16 @@ class Database:
             self._pool.end_all()
             raise DatabaseReplaced("the database was restored, or a standby took over: begin again")
 
-    async def _compare(self, conn: Connection, era: int) -> None:
-        """Check a session that was opened in ``era``.
+    async def _compare(self, conn: Connection, connection_generation: int) -> None:
+        """Check a session that was opened in ``connection_generation``.
 
-        It may lead to another database than those of a later era.
+        It may lead to another database than those of a later one.
         """
         is_same = self._check is None or await self._check(conn)
-        if self.era == era and not is_same:
+        if self.connection_generation == connection_generation and not is_same:
             self.guard.replaced()
             self._pool.end_all()
-        if self.era != era:
+        if self.connection_generation != connection_generation:
             raise self.guard.error()
 
     def end_sessions(self, *, besides: Connection | None = None) -> None:

@@ -90,7 +90,7 @@ UPDATE deployment
 SET server_name = $1::text
 """
 
-LOOK_AGAIN_SECONDS: Final = 0.02
+RECHECK_SECONDS: Final = 0.02
 
 
 class Deployment(NamedTuple):
@@ -116,8 +116,8 @@ async def settled(
     """
     name = None if server_name == NO_SERVER else server_name
     await conn.execute(SQL_READS_NAME)
-    found = await deployment(conn)
-    if found is None or (found.server_name is None and name is not None):
+    stored = await deployment(conn)
+    if stored is None or (stored.server_name is None and name is not None):
         tag = await conn.execute(
             SQL_REMEMBER, secrets.token_hex(8), time.time_ns() // 1_000_000, name
         )
@@ -127,19 +127,19 @@ async def settled(
                 "for the users of %s",
                 name,
             )
-        found = await deployment(conn)
-    if found is None:
+        stored = await deployment(conn)
+    if stored is None:
         raise InputError("the identity of the database was not stored: is it being restored?")
-    if name is not None and found.server_name != name:
-        await _rename(conn, name, str(found.server_name), wait_ms)
-        return found.deployment_id, name
-    opened = found.server_name or server_name
+    if name is not None and stored.server_name != name:
+        await _rename(conn, name, str(stored.server_name), wait_ms)
+        return stored.deployment_id, name
+    opened = stored.server_name or server_name
     if opened is None:
         raise InputError(NEEDS_NAME)
-    return found.deployment_id, opened
+    return stored.deployment_id, opened
 
 
-async def _rename(conn: Connection, name: str, found: str, wait_ms: int) -> None:
+async def _rename(conn: Connection, name: str, stored_name: str, wait_ms: int) -> None:
     """Give an empty database another name. Raise `WrongServerName` if that is impossible."""
     deadline = time.monotonic() + wait_ms / 1000
     while await conn.fetchval(SQL_IS_EMPTY):
@@ -147,12 +147,14 @@ async def _rename(conn: Connection, name: str, found: str, wait_ms: int) -> None
             await conn.execute(SQL_SETS_NAME)
             if await conn.fetchval(SQL_IS_EMPTY) and not await conn.fetchval(SQL_IN_USE):
                 await conn.execute(SQL_RENAME, name)
-                logger.warning("the database was empty: it belongs to %s now, not %s", name, found)
+                logger.warning(
+                    "the database was empty: it belongs to %s now, not %s", name, stored_name
+                )
                 return
         if time.monotonic() > deadline:
             break
-        await asyncio.sleep(LOOK_AGAIN_SECONDS)
-    raise WrongServerName(name, found=found, where=await conn.fetchval(SQL_WHERE))
+        await asyncio.sleep(RECHECK_SECONDS)
+    raise WrongServerName(name, found=stored_name, where=await conn.fetchval(SQL_WHERE))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -166,7 +168,7 @@ async def _rename(conn: Connection, name: str, found: str, wait_ms: int) -> None
 PREFIX: Final = "room_storage"
 PREFIX_VARIABLE: Final = "STORAGE_ROLE_PREFIX"
 NO_ROLES: Final = "none"
-FORM: Final = re.compile(r"[a-z_][a-z0-9_]{0,40}")
+PREFIX_PATTERN: Final = re.compile(r"[a-z_][a-z0-9_]{0,40}")
 
 NOT_GRANTED: Final = ("01006", "01007")
 """SQLSTATE of the warnings for a role that may not revoke or grant a privilege."""
@@ -176,13 +178,13 @@ SELECT set_config('room_storage.role_prefix', $1::text, false)
 """
 
 
-def checked_prefix(given: str | None) -> str:
+def checked_prefix(requested: str | None) -> str:
     """Return the prefix of the roles: as given, else STORAGE_ROLE_PREFIX, else "room_storage".
 
     Raise `InputError` unless it can be part of a name.
     """
-    prefix = given or os.environ.get(PREFIX_VARIABLE) or PREFIX
-    if not FORM.fullmatch(prefix):
+    prefix = requested or os.environ.get(PREFIX_VARIABLE) or PREFIX
+    if not PREFIX_PATTERN.fullmatch(prefix):
         raise InputError(
             f"{prefix!r} cannot begin the name of a role: small letters, digits and _, "
             f"at most 41 (or {NO_ROLES!r}: no roles)"

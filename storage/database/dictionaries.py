@@ -99,8 +99,8 @@ async def load_for(conn: RowQueries, records: list[Any], positions: Sequence[int
 
 async def newest_dictionary(conn: RowQueries) -> Dictionary | None:
     """Return the dictionary that was trained last, registered. None: there is none."""
-    found = map(register_row, await conn.fetch(SQL_NEWEST, row=DictionaryRow))
-    return next(filter(None, found), None)
+    dictionaries = map(register_row, await conn.fetch(SQL_NEWEST, row=DictionaryRow))
+    return next(filter(None, dictionaries), None)
 
 
 def register_row(row: DictionaryRow) -> Dictionary | None:

@@ -45,13 +45,13 @@ def environment_dsn(
     Raise `InputError` if both are set, if one is empty, or if the file cannot be read. An empty one
     would otherwise choose the embedded Postgres, which nobody means.
     """
-    given, path = environ.get(variable), environ.get(f"{variable}_FILE")
-    for name, value in ((variable, given), (f"{variable}_FILE", path)):
+    dsn, path = environ.get(variable), environ.get(f"{variable}_FILE")
+    for name, value in ((variable, dsn), (f"{variable}_FILE", path)):
         if value is not None and not value.strip():
             raise InputError(f"{name} is empty: unset it, or set it to a database")
-    if given and path:
+    if dsn and path:
         raise InputError(f"{variable} and {variable}_FILE are both set: unset one")
-    return _from_file(f"{variable}_FILE", path) if path else given
+    return _from_file(f"{variable}_FILE", path) if path else dsn
 
 
 def _from_file(variable: str, path: str) -> str:
@@ -69,7 +69,7 @@ def _from_file(variable: str, path: str) -> str:
 class DsnServer:
     """The server that a DSN names: for the driver its DSN, for a reader its place."""
 
-    __slots__ = ("_files", "_options", "_secrets", "dsn", "hosts", "place")
+    __slots__ = ("_files", "_options", "_secrets", "address", "dsn", "hosts")
 
     def __init__(self, dsn: str) -> None:
         """Raise `InputError` if the DSN cannot be read."""
@@ -77,7 +77,7 @@ class DsnServer:
         options = _options(parts)
         self.dsn: str = dsn
         self.hosts: list[tuple[str, int]] = list(_hosts(parts, options))
-        self.place: str = ", ".join(_shown(host, port) for host, port in self.hosts)
+        self.address: str = ", ".join(_shown(host, port) for host, port in self.hosts)
         self._files = {
             name: path
             for name in TLS_FILES
@@ -88,7 +88,7 @@ class DsnServer:
         self._options = {name: value for name, value in options.items() if name == "passfile"}
 
     def __repr__(self) -> str:
-        return f"DsnServer({self.place!r})"
+        return f"DsnServer({self.address!r})"
 
     def hide(self, text: str) -> str:
         """Return a text without the password."""
@@ -108,8 +108,8 @@ class DsnServer:
 
     def reason(self, error: BaseException) -> str:
         """Return why a connection could not be opened, in words that name the host or the file."""
-        if found := self._of_files(error):
-            return found
+        if file_reason := self._of_files(error):
+            return file_reason
         if isinstance(error, socket.gaierror):
             return f"the host name is not known ({error.strerror})"
         if isinstance(error, FileNotFoundError):
@@ -192,7 +192,7 @@ def _options(parts: SplitResult) -> dict[str, str]:
 
 def _hosts(parts: SplitResult, options: Mapping[str, str]) -> Iterator[tuple[str, int]]:
     """Yield the hosts with their ports, as libpq chooses them."""
-    named = [_host_and_port(one) for one in parts.netloc.rpartition("@")[2].split(",")]
+    named = [_host_and_port(part) for part in parts.netloc.rpartition("@")[2].split(",")]
     hosts = [host for host, _ in named if host] or _listed(options, "host", "PGHOST")
     ports = [port for _, port in named if port] or _listed(options, "port", "PGPORT")
     for at, host in enumerate(hosts or [""]):
@@ -208,8 +208,8 @@ def _host_and_port(text: str) -> tuple[str, str]:
 
 
 def _listed(options: Mapping[str, str], name: str, variable: str) -> list[str]:
-    given = options.get(name) or os.environ.get(variable)
-    return given.split(",") if given else []
+    listed = options.get(name) or os.environ.get(variable)
+    return listed.split(",") if listed else []
 
 
 def _number(port: str) -> int:

@@ -115,9 +115,9 @@ class Account:
             self._may_search(parent.stat()) for parent in path.resolve().parents
         )
 
-    def _may_search(self, found: os.stat_result) -> bool:
-        shift = 6 if found.st_uid == self.uid else 3 if found.st_gid == self.gid else 0
-        return bool(found.st_mode >> shift & 1)
+    def _may_search(self, status: os.stat_result) -> bool:
+        shift = 6 if status.st_uid == self.uid else 3 if status.st_gid == self.gid else 0
+        return bool(status.st_mode >> shift & 1)
 
     @contextmanager
     def names_of(self, *directories: Path) -> Iterator[tuple[list[str], list[int]]]:
@@ -203,10 +203,10 @@ def find(account: Account, *, major: int | None = None) -> Binaries:
     if spec is None or not spec.submodule_search_locations:
         raise ExtraMissing(FEATURE, "embedded", otherwise=OTHERWISE)
     package = Path(spec.submodule_search_locations[0])
-    found = [Binaries.at(path) for path in sorted(package.glob("pginstall*/bin"))]
-    fitting = [binaries for binaries in found if major in {None, binaries.major}]
+    installed = [Binaries.at(path) for path in sorted(package.glob("pginstall*/bin"))]
+    fitting = [binaries for binaries in installed if major in {None, binaries.major}]
     if not fitting:
-        majors = ", ".join(str(binaries.major) for binaries in found) or "none"
+        majors = ", ".join(str(binaries.major) for binaries in installed) or "none"
         message = (
             f"the data directory is of Postgres {major}, the installed programs are of {majors}: "
             "dump with the old ones and load"
@@ -234,9 +234,9 @@ def _copied(account: Account, package: Path, binaries: Binaries) -> Binaries:
         except OSError:
             continue  # a read-only or full file system: the next folder may work
         return Binaries(install / "bin", binaries.major)
-    places = " nor ".join(map(str, COPIES))
+    folders = " nor ".join(map(str, COPIES))
     message = (
-        f"user `nobody` cannot run {binaries.path}, and neither {places} can hold a copy: "
+        f"user `nobody` cannot run {binaries.path}, and neither {folders} can hold a copy: "
         "install elsewhere, or give a DSN"
     )
     raise DatabaseUnavailable(message)
@@ -267,10 +267,10 @@ def _copy(package: Path, install: Path, target: Path) -> None:
 
 def _ours_alone(path: Path) -> bool:
     """Return whether the folder is ours and only we may write to it: programs run from there."""
-    found = path.lstat()
+    status = path.lstat()
     return (
-        found.st_uid == os.geteuid()
-        and not found.st_mode & 0o022
+        status.st_uid == os.geteuid()
+        and not status.st_mode & 0o022
         and path.is_dir()
         and not path.is_symlink()
     )
@@ -432,7 +432,7 @@ class EmbeddedPostgres:
             return
         if not (self._data / "PG_VERSION").exists():
             self._create_cluster()
-        self._mend_lock_files()
+        self._repair_lock_files()
         self._launch(deadline)
 
     def _await_change(self, process: "psutil.Process", deadline: float) -> None:
@@ -543,7 +543,7 @@ class EmbeddedPostgres:
                 return process
         return None
 
-    def _mend_lock_files(self) -> None:
+    def _repair_lock_files(self) -> None:
         """Make Postgres see that no server runs, whatever a crash has left.
 
         No server runs now.
@@ -590,11 +590,11 @@ class EmbeddedPostgres:
         """
         with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGINT)
-            if not self._gone(process):
+            if not self._has_ended(process):
                 process.send_signal(signal.SIGQUIT)
-                self._gone(process)
+                self._has_ended(process)
 
-    def _gone(self, process: "psutil.Process") -> bool:
+    def _has_ended(self, process: "psutil.Process") -> bool:
         """Wait until a process has ended that is not our child; its parent may never collect it."""
         deadline = self._deadline()
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
@@ -619,11 +619,11 @@ class EmbeddedPostgres:
             return self.directory / "run"
         # mkdtemp creates a private folder there
         for base in (tempfile.gettempdir(), "/tmp"):  # noqa: S108
-            place = Path(tempfile.mkdtemp(prefix="room-storage-", dir=base))
-            if _fits(place):
-                (self.directory / "socket").write_text(str(place))
-                return place
-            place.rmdir()
+            folder = Path(tempfile.mkdtemp(prefix="room-storage-", dir=base))
+            if _fits(folder):
+                (self.directory / "socket").write_text(str(folder))
+                return folder
+            folder.rmdir()
         message = (
             "no folder for the socket with a path short enough: "
             f"{self.directory}, {tempfile.gettempdir()}"
@@ -662,11 +662,11 @@ def data_directory(environ: Mapping[str, str] = os.environ) -> Path:
     Its name depends on BASELINE: data of release 0.2.0 or earlier cannot be migrated. They stay in
     their own folder.
     """
-    given = environ.get("STORAGE_DATA_DIR")
-    if given == "":  # otherwise another database would be opened than the one that was meant
+    directory = environ.get("STORAGE_DATA_DIR")
+    if directory == "":  # otherwise another database would be opened than the one that was meant
         raise InputError("STORAGE_DATA_DIR is empty: unset it, or set it to a folder")
-    if given:
-        return Path(given)
+    if directory:
+        return Path(directory)
     folder = BASELINE.replace(" ", "-")
     return platformdirs.user_data_path(FOLDER, appauthor=False) / folder
 

@@ -79,12 +79,12 @@ class QueryPlan:
         return sum(self.rows_of_tables().values())
 
     def rows_of_tables(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        rows_by_table: dict[str, int] = {}
         for node in self.nodes():
             if node["Node Type"] in SCANS:
                 name = node["Relation Name"]
-                found[name] = found.get(name, 0) + _rows_read(node)
-        return found
+                rows_by_table[name] = rows_by_table.get(name, 0) + _rows_read(node)
+        return rows_by_table
 
     @property
     def pages(self) -> int:
@@ -98,10 +98,8 @@ class QueryPlan:
 
 
 def _rows_read(node: dict[str, Any]) -> int:
-    passed_over = node.get("Rows Removed by Filter", 0) + node.get(
-        "Rows Removed by Index Recheck", 0
-    )
-    return int((node["Actual Rows"] + passed_over) * node["Actual Loops"] + 0.5)
+    discarded = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
+    return int((node["Actual Rows"] + discarded) * node["Actual Loops"] + 0.5)
 
 
 class ExplainingConnection(Connection):
@@ -141,12 +139,12 @@ class ExplainingConnection(Connection):
 
     async def _explain_generic(self, sql: str, args: tuple[object, ...]) -> str:
         types = [parameter.name for parameter in (await self._driver.prepare(sql)).get_parameters()]
-        given = [
+        literals = [
             await self._literal(value, type_) for value, type_ in zip(args, types, strict=True)
         ]
         await self.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         await self.execute(f"PREPARE explained AS {sql}")
-        values = f"({', '.join(given)})" if given else ""
+        values = f"({', '.join(literals)})" if literals else ""
         document = await self._value(f"{EXPLAIN} EXECUTE explained {values}")
         await self.execute("DEALLOCATE explained")
         await self.execute("SET LOCAL plan_cache_mode = auto")

@@ -82,10 +82,10 @@ SQL_NEEDED: Final[LiteralString] = "SELECT code_revision FROM schema_compatibili
 END_SECONDS: Final = 0.1
 """A migration that is cancelled may not have its session yet: look for it this often."""
 
-LOOK_SECONDS: Final = 0.5
+BLOCKERS_POLL_SECONDS: Final = 0.5
 """How often to look for the sessions that a step waits for."""
 
-_ONE_AT_A_TIME: Final = threading.Lock()
+_ALEMBIC_LOCK: Final = threading.Lock()
 """alembic keeps the running migration in module globals."""
 
 
@@ -118,41 +118,41 @@ class Queries(Protocol):
 
 async def check_schema(conn: Connection) -> None:
     """Raise `SchemaOutOfDate` or `SchemaTooNew` unless this package can serve the database."""
-    found = await current_revision(conn)
-    await is_later(conn, found, HEAD_REVISION)
-    if found is None or found < OLDEST_REVISION:
+    revision = await current_revision(conn)
+    await is_later(conn, revision, HEAD_REVISION)
+    if revision is None or revision < OLDEST_REVISION:
         where = await conn.fetchval(SQL_WHERE)
-        raise SchemaOutOfDate(found=found, wanted=HEAD_REVISION, where=where)
+        raise SchemaOutOfDate(found=revision, wanted=HEAD_REVISION, where=where)
 
 
-async def is_later(conn: Queries, found: str | None, head: str) -> bool:
+async def is_later(conn: Queries, revision: str | None, head: str) -> bool:
     """Return whether a later release than that of ``head`` has migrated the database.
 
     Raise `SchemaTooNew` if a "post" step of it has ended the support of that of ``head``, and
     `SchemaOutOfDate` for a database of release 0.2.0 or earlier.
     """
-    if found is not None and await conn.fetchval(SQL_BASELINE) != BASELINE:
+    if revision is not None and await conn.fetchval(SQL_BASELINE) != BASELINE:
         where = await conn.fetchval(SQL_WHERE)
-        raise SchemaOutOfDate(found=found, wanted=head, rewritten=True, where=where)
-    if found is None or found <= head:
+        raise SchemaOutOfDate(found=revision, wanted=head, rewritten=True, where=where)
+    if revision is None or revision <= head:
         return False
     needed: str = await conn.fetchval(SQL_NEEDED)
     if needed > head:
-        raise SchemaTooNew(found=found, wanted=head, needed=needed)
+        raise SchemaTooNew(found=revision, wanted=head, needed=needed)
     return True
 
 
-def later_sentence(found: str, head: str) -> str:
+def later_sentence(revision: str, head: str) -> str:
     """Return the sentence for a later schema that the release of ``head`` can serve."""
     return (
-        f"nothing to do: the schema is {found}, of a later release; "
+        f"nothing to do: the schema is {revision}, of a later release; "
         f"this release has the revisions to {head}, and can serve it"
     )
 
 
-def left_sentence(found: str) -> str:
+def left_sentence(revision: str) -> str:
     """Return the sentence for a database in which only the steps before a "post" one have run."""
-    serves = "also serves" if found >= OLDEST_REVISION else "cannot serve"
+    serves = "also serves" if revision >= OLDEST_REVISION else "cannot serve"
     return (
         f"the next step needs `room-storage migrate` while no process of an older release runs; "
         f"this release {serves} the database before it"
@@ -307,11 +307,11 @@ async def _upgraded(
     upgrading = asyncio.create_task(asyncio.to_thread(_upgrade, dsn, revision, how))
     try:
         while not upgrading.done():
-            await asyncio.wait([upgrading], timeout=LOOK_SECONDS)
+            await asyncio.wait([upgrading], timeout=BLOCKERS_POLL_SECONDS)
             if not upgrading.done():
                 async with database.connection() as conn:
-                    found = await conn.fetch(SQL_BLOCKERS, how.session_name, row=BlockerRow)
-                blockers[:] = found or blockers
+                    rows = await conn.fetch(SQL_BLOCKERS, how.session_name, row=BlockerRow)
+                blockers[:] = rows or blockers
         upgrading.result()
     except asyncio.CancelledError:
         while not upgrading.done():
@@ -343,7 +343,7 @@ def _run_alembic(revision: str, *, sql: bool, dsn: str | None, how: MigrationOpt
         role_prefix=how.role_prefix,
         session_name=how.session_name,
     )
-    with _ONE_AT_A_TIME:
+    with _ALEMBIC_LOCK:
         command.upgrade(config, revision, sql=sql)
     return output.getvalue()
 
@@ -372,9 +372,9 @@ def _with_advice(
     stands = f"the schema is {current or 'absent'} now, run the migration again to go on from there"
     if isinstance(error, DatabaseConflict):
         sessions = ", ".join(
-            f"session {one.pid} ({one.application_name!r} of role {one.role}"
-            f"{'' if one.state is None else ', ' + one.state})"
-            for one in blockers
+            f"session {blocker.pid} ({blocker.application_name!r} of role {blocker.role}"
+            f"{'' if blocker.state is None else ', ' + blocker.state})"
+            for blocker in blockers
         )
         stands += (
             ", when no long transactions have the locks that the step needs "
@@ -461,33 +461,35 @@ def schema_script() -> str:
 
 async def differences(driver: Any) -> list[str]:
     """Return how the schema of a session differs from schema.sql; nothing of it stays."""
-    found = await _catalogue(driver)
+    current = await _catalogue(driver)
     transaction = driver.transaction()
     await transaction.start()
     try:
         scratch = f"{SCRATCH}_{driver.get_server_pid()}"
         await driver.execute(f"CREATE SCHEMA {scratch}; SET LOCAL search_path TO {scratch}")
         await driver.execute(schema_script())
-        wanted = await _catalogue(driver)
+        expected = await _catalogue(driver)
     finally:
         await transaction.rollback()
-    return list(_compared(found, wanted))
+    return list(_compared(current, expected))
 
 
 async def _catalogue(driver: Any) -> dict[tuple[str, str], str]:
     return {(row["kind"], row["name"]): row["text"] for row in await driver.fetch(SQL_CATALOGUE)}
 
 
-def _compared(found: dict[tuple[str, str], str], wanted: dict[tuple[str, str], str]) -> list[str]:
+def _compared(
+    current: dict[tuple[str, str], str], expected: dict[tuple[str, str], str]
+) -> list[str]:
     """Name the objects that are missing, that differ, or that change how a table works."""
-    tables = {name for kind, name in wanted if kind == "table"}
+    tables = {name for kind, name in expected if kind == "table"}
     lines = []
-    for key in sorted(found.keys() | wanted.keys()):
+    for key in sorted(current.keys() | expected.keys()):
         kind, name = key
-        if key not in found:
+        if key not in current:
             lines.append(f"{kind} {name} is missing")
-        elif key in wanted:
-            if found[key] != wanted[key]:
+        elif key in expected:
+            if current[key] != expected[key]:
                 lines.append(f"{kind} {name} differs")
         elif kind in ON_TABLES and name.partition(".")[0] in tables:
             lines.append(f"{kind} {name} is not of this release")

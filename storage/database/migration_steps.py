@@ -184,10 +184,10 @@ def lock_timeout_ms() -> int:
 
 def setting(name: str) -> str | None:
     """Return a setting from `migrate` or `alembic -x name=…`."""
-    given = context.config.attributes.get(name) or context.get_x_argument(as_dictionary=True).get(
+    value = context.config.attributes.get(name) or context.get_x_argument(as_dictionary=True).get(
         name
     )
-    return None if given is None else str(given)
+    return None if value is None else str(value)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -213,12 +213,12 @@ def steps_between(
     result is empty if it is at the target or past it.
     """
     # a relative target, as +1, counts from here
-    known = current if current and target.startswith("+") else "base"
-    wanted = [step_of(script.module) for script in scripts.iterate_revisions(target, known)]
+    start = current if current and target.startswith("+") else "base"
+    steps = [step_of(script.module) for script in scripts.iterate_revisions(target, start)]
     if current is not None:
-        return [step for step in reversed(wanted) if step.revision > current]
-    later = [step for step in reversed(wanted[:-1]) if step.revision > HEAD_REVISION]
-    return [*wanted[-1:], *later]
+        return [step for step in reversed(steps) if step.revision > current]
+    later = [step for step in reversed(steps[:-1]) if step.revision > HEAD_REVISION]
+    return [*steps[-1:], *later]
 
 
 def upgrade_steps(scripts: ScriptDirectory, current: Any, target: str) -> list[Any]:
@@ -278,11 +278,14 @@ def applied(
 def _last_post(step: MigrationInfo, script: Script) -> str:
     """Return the last post step below one, or the first step of all."""
     below = [
-        step_of(one.module)
-        for one in step.revision_map.iterate_revisions(str(script.down_revision), "base")
-        if isinstance(one, Script)
+        step_of(lower_script.module)
+        for lower_script in step.revision_map.iterate_revisions(str(script.down_revision), "base")
+        if isinstance(lower_script, Script)
     ]
-    return next((one.revision for one in below if one.phase == "post"), below[-1].revision)
+    return next(
+        (lower_step.revision for lower_step in below if lower_step.phase == "post"),
+        below[-1].revision,
+    )
 
 
 def jobs_of(scripts: ScriptDirectory) -> Iterator[Job]:

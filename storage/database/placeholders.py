@@ -76,7 +76,7 @@ async def long_lists_as_text(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """
     if not has_long_list(arguments):
         return arguments
-    sql, *given = arguments
+    sql, *sent = arguments
     for number, values in enumerate(arguments[1:], 1):
         if not has_long_list([values]):
             continue
@@ -85,8 +85,8 @@ async def long_lists_as_text(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         if uses and len(typed.findall(sql)) == uses:
             sql = typed.sub(rf"(SELECT ${number}::text::\1[])::\1[]", sql)
             texts = [array_text(part)[1:-1] async for part in parts(values)]
-            given[number - 1] = f"{{{','.join(texts)}}}"
-    return sql, *given
+            sent[number - 1] = f"{{{','.join(texts)}}}"
+    return sql, *sent
 
 
 def _quoted(value: object) -> str:
@@ -124,7 +124,7 @@ def text_array(texts: Collection[str]) -> str:
         return EMPTY_ARRAY
     joined = '","'.join(texts)
     if "\\" in joined or joined.count('"') != 2 * len(texts) - 2:
-        joined = '","'.join(one.replace("\\", "\\\\").replace('"', '\\"') for one in texts)
+        joined = '","'.join(text.replace("\\", "\\\\").replace('"', '\\"') for text in texts)
     return f'{{"{joined}"}}'
 
 
@@ -191,7 +191,7 @@ class LoadedColumns(ColumnList):
             return super().text(member, alias)
         return ", ".join(
             f"{function.call(prefix)} AS {column}" if function else prefix + column
-            for column, function in ((one, self.functions.get(one)) for one in self.columns)
+            for column, function in ((name, self.functions.get(name)) for name in self.columns)
         )
 
 
@@ -223,7 +223,7 @@ class InputRows(ColumnList):
         kind = self.types[column]
         return f"{alias}.{column}::{kind}" if _is_compound(kind) else f"{alias}.{column}"
 
-    def one(self) -> "OneInputRow":
+    def one_row(self) -> "OneInputRow":
         """Return the same columns as an input of exactly one row."""
         return OneInputRow(self.name, self.columns, self.key, self.types)
 
@@ -253,12 +253,12 @@ class InputRows(ColumnList):
         ]
         nothing = [encode(()) for _, encode in encoders]
 
-        def bind(given: ColumnValues) -> list[object]:
-            if not given:
+        def bind(values: ColumnValues) -> list[object]:
+            if not values:
                 return nothing
-            if given.keys() != self.types.keys():
-                raise _differs(self.name, given, self.types)
-            return [encode(given[column]) for column, encode in encoders]
+            if values.keys() != self.types.keys():
+                raise _differs(self.name, values, self.types)
+            return [encode(values[column]) for column, encode in encoders]
 
         return bind
 
@@ -294,12 +294,12 @@ class OneInputRow(InputRows):
         """
         names = tuple(self.types)
 
-        def bind(given: ColumnValues) -> list[object]:
-            if given.keys() != self.types.keys():
-                raise _differs(self.name, given, self.types)
-            if len(given[names[0]]) > 1:
+        def bind(values: ColumnValues) -> list[object]:
+            if values.keys() != self.types.keys():
+                raise _differs(self.name, values, self.types)
+            if len(values[names[0]]) > 1:
                 raise ValueError(f"{self.name} takes one row")
-            return [column[0] if (column := given[name]) else None for name in names]
+            return [column[0] if (column := values[name]) else None for name in names]
 
         return bind
 
@@ -313,7 +313,7 @@ class InputValue:
 
     def binder(self) -> Callable[[object], list[object]]:
         """Return the function that makes the argument."""
-        return lambda given: [given]
+        return lambda value: [value]
 
 
 @dataclass(frozen=True)
@@ -327,17 +327,17 @@ class NumberedStatement:
     binders: Mapping[str, Callable[[Any], list[object]]]
     names: tuple[str, ...]
 
-    def bind(self, given: Mapping[str, object]) -> list[object]:
+    def bind(self, values: Mapping[str, object]) -> list[object]:
         """Return the arguments.
 
-        ``given``: by name, the `ColumnValues` of input rows and the single values. Raise ValueError
-        if a name is missing or surplus, of an input or of a column.
+        ``values``: by name, the `ColumnValues` of input rows and the single values. Raise
+        ValueError if a name is missing or surplus, of an input or of a column.
         """
-        if given.keys() != self.binders.keys():
-            raise _differs("the statement", given, self.binders)
+        if values.keys() != self.binders.keys():
+            raise _differs("the statement", values, self.binders)
         arguments: list[object] = []
         for name, bind in self.binders.items():
-            arguments += bind(given[name])
+            arguments += bind(values[name])
         return arguments
 
 
@@ -345,54 +345,54 @@ class _Numbering:
     """The placeholders of one statement while it is composed."""
 
     def __init__(self, inputs: Iterable[ColumnList | InputValue]) -> None:
-        self.inputs = {one.name: one for one in inputs}
+        self.inputs = {item.name: item for item in inputs}
         self.parameters: dict[str, dict[str, str]] = {}
         self.unused = set(self.inputs)
         self._last = 0
 
-    def replace(self, found: re.Match[str]) -> str:
-        name, member, alias = found[1], found[2] or "", found[3] or ""
-        one = self.inputs.get(name)
+    def replace(self, match: re.Match[str]) -> str:
+        name, member, alias = match[1], match[2] or "", match[3] or ""
+        item = self.inputs.get(name)
         text = None
-        if one is not None:
+        if item is not None:
             self.unused.discard(name)
-            text = self._rows(one, member, alias) or (
-                self._parameter(one, member) if not alias else None
+            text = self._rows(item, member, alias) or (
+                self._parameter(item, member) if not alias else None
             )
-            if text is None and isinstance(one, ColumnList):
-                text = one.text(member, alias)
+            if text is None and isinstance(item, ColumnList):
+                text = item.text(member, alias)
         if text is None:
-            raise ValueError(f"no such placeholder: {found[0]}")
+            raise ValueError(f"no such placeholder: {match[0]}")
         return text
 
-    def _parameter(self, one: ColumnList | InputValue, member: str) -> str | None:
-        if isinstance(one, InputValue):
-            return None if member else self._numbered(one)[""]
-        if isinstance(one, InputRows) and member == "*":
-            return ", ".join(self._numbered(one).values())
-        if isinstance(one, InputRows) and member in one.types:
-            return one.element(self._numbered(one)[member])
+    def _parameter(self, item: ColumnList | InputValue, member: str) -> str | None:
+        if isinstance(item, InputValue):
+            return None if member else self._numbered(item)[""]
+        if isinstance(item, InputRows) and member == "*":
+            return ", ".join(self._numbered(item).values())
+        if isinstance(item, InputRows) and member in item.types:
+            return item.element(self._numbered(item)[member])
         return None
 
-    def _rows(self, one: ColumnList | InputValue, member: str, given: str) -> str | None:
-        if not isinstance(one, InputRows) or member not in {"rows", "ordered"}:
+    def _rows(self, item: ColumnList | InputValue, member: str, listed: str) -> str | None:
+        if not isinstance(item, InputRows) or member not in {"rows", "ordered"}:
             return None
-        columns = re.findall(r"\w+", given) or list(one.types)
-        if unknown := set(columns) - one.types.keys():
-            raise ValueError(f"no such placeholder: {one.name} has no {sorted(unknown)}")
-        return one.subquery(self._numbered(one), columns, is_ordered=member == "ordered")
+        columns = re.findall(r"\w+", listed) or list(item.types)
+        if unknown := set(columns) - item.types.keys():
+            raise ValueError(f"no such placeholder: {item.name} has no {sorted(unknown)}")
+        return item.subquery(self._numbered(item), columns, is_ordered=member == "ordered")
 
-    def _numbered(self, one: InputRows | InputValue) -> dict[str, str]:
+    def _numbered(self, item: InputRows | InputValue) -> dict[str, str]:
         """All parameters of an input stand side by side, where its first placeholder does."""
-        if one.name not in self.parameters:
+        if item.name not in self.parameters:
             first = self._last + 1
-            self.parameters[one.name] = (
-                one.parameters(first)
-                if isinstance(one, InputRows)
-                else {"": f"${first}::{one.type}"}
+            self.parameters[item.name] = (
+                item.parameters(first)
+                if isinstance(item, InputRows)
+                else {"": f"${first}::{item.type}"}
             )
-            self._last += len(self.parameters[one.name])
-        return self.parameters[one.name]
+            self._last += len(self.parameters[item.name])
+        return self.parameters[item.name]
 
 
 def compose(text: LiteralString, *inputs: ColumnList | InputValue) -> NumberedStatement:
@@ -408,12 +408,12 @@ def compose(text: LiteralString, *inputs: ColumnList | InputValue) -> NumberedSt
     if numbering.parameters and _NUMBER.search(text):
         raise ValueError("the statement has numbers beside names")
     for name, parameters in numbering.parameters.items():
-        if lost := [one for one in parameters.values() if one not in sql]:
+        if lost := [item for item in parameters.values() if item not in sql]:
             raise ValueError(f"the statement has no place for {lost} of {name}")
     binders = {
-        name: one.binder()
+        name: item.binder()
         for name in numbering.parameters
-        if isinstance(one := numbering.inputs[name], InputRows | InputValue)
+        if isinstance(item := numbering.inputs[name], InputRows | InputValue)
     }
     names = tuple(
         f"{name}.{column}" if column else name
@@ -428,12 +428,12 @@ def by_column(names: Sequence[str], rows: Iterable[Iterable[object]]) -> ColumnV
     return dict(zip(names, columns, strict=True)) if columns else {}
 
 
-def _unnested(parameters: Mapping[str, str], given: str, *, is_ordered: bool) -> str:
-    """Return a subquery with a column per parameter; ``given`` is empty if there are no rows."""
-    columns = [f"unnest({one}) AS {column}" for column, one in parameters.items()]
+def _unnested(parameters: Mapping[str, str], sample: str, *, is_ordered: bool) -> str:
+    """Return a subquery with a column per parameter; ``sample`` is empty if there are no rows."""
+    columns = [f"unnest({parameter}) AS {column}" for column, parameter in parameters.items()]
     if is_ordered:
-        columns.append(f"generate_subscripts({given}, 1) AS ordinal")
-    sent = "::".join(given.split("::")[:2])  # the text itself, which need not be read for this
+        columns.append(f"generate_subscripts({sample}, 1) AS ordinal")
+    sent = "::".join(sample.split("::")[:2])  # the text itself, which need not be read for this
     return f"(SELECT {', '.join(columns)} WHERE {sent} <> '{{}}')"
 
 
@@ -454,8 +454,8 @@ def _encoder(kind: str) -> Callable[[Sequence[Any]], object]:
     return array_of_int_arrays if kind.endswith("[]") else array_text
 
 
-def _differs(what: str, given: Mapping[str, Any], declared: Mapping[str, Any]) -> ValueError:
-    missing, surplus = declared.keys() - given.keys(), given.keys() - declared.keys()
+def _differs(what: str, passed: Mapping[str, Any], declared: Mapping[str, Any]) -> ValueError:
+    missing, surplus = declared.keys() - passed.keys(), passed.keys() - declared.keys()
     return ValueError(f"{what} lacks {sorted(missing)}, and does not take {sorted(surplus)}")
 
 
@@ -484,9 +484,11 @@ def fill(template: LiteralString, /, **parts: LiteralString) -> LiteralString:
     become `5 /* JOIN */`. Raise ValueError for a placeholder without a part, a part without a
     placeholder, a part that has a placeholder itself, and an unknown name of a number.
     """
-    named, given = set(PLACEHOLDER.findall(template)), set(parts)
-    if named != given:
-        raise ValueError(f"no part for {sorted(named - given)}, no use of {sorted(given - named)}")
+    named, provided = set(PLACEHOLDER.findall(template)), set(parts)
+    if named != provided:
+        raise ValueError(
+            f"no part for {sorted(named - provided)}, no use of {sorted(provided - named)}"
+        )
     unfilled = [name for name, part in parts.items() if PLACEHOLDER.search(part)]
     if unfilled:
         raise ValueError(f"fill these parts first: {unfilled}")

@@ -71,13 +71,13 @@ class Pool:
 
     async def fill(self) -> None:
         """Open the first ``size_min`` sessions. If one cannot be opened, none stays open."""
-        opening = [asyncio.ensure_future(self._open_one()) for _ in range(self._size_min)]
+        opening = [asyncio.ensure_future(self._open_session()) for _ in range(self._size_min)]
         try:
             for session in await asyncio.gather(*opening):
                 self.give_back(session)
         except BaseException:
-            for one in opening:
-                one.cancel()
+            for task in opening:
+                task.cancel()
             await asyncio.gather(*opening, return_exceptions=True)
             self.end_all()
             raise
@@ -85,7 +85,7 @@ class Pool:
     async def add_idle(self) -> None:
         """Open a session if none is idle and another one is allowed."""
         if not self._idle and self._may_open():
-            self.give_back(await self._open_one())
+            self.give_back(await self._open_session())
 
     def lacks(self, statements: int) -> bool:
         """Return whether a session, lent out or not, has fewer prepared statements than these."""
@@ -96,7 +96,7 @@ class Pool:
         lacking = [session for session in self._idle if session.prepared < statements]
         if not lacking or self._closed:
             return None
-        session = max(lacking, key=lambda one: one.prepared)
+        session = max(lacking, key=lambda candidate: candidate.prepared)
         self._idle.remove(session)
         self._back_by = asyncio.get_running_loop().time() + PREPARING_SECONDS
         return session
@@ -144,8 +144,8 @@ class Pool:
         session.idle_since = asyncio.get_running_loop().time()
         self._back_by = 0.0
         # lent out last, as long as another one is further
-        is_behind = self._idle and session.prepared < self._idle[-1].prepared
-        self._idle.insert(0 if is_behind else len(self._idle), session)
+        has_fewer_prepared = self._idle and session.prepared < self._idle[-1].prepared
+        self._idle.insert(0 if has_fewer_prepared else len(self._idle), session)
         self.returned.set()
         self._end_idle(session.idle_since)
 
@@ -202,7 +202,7 @@ class Pool:
                 return session
             if self._may_open():
                 try:
-                    return await self._open_one()
+                    return await self._open_session()
                 except asyncpg.TooManyConnectionsError as error:
                     if not self._open:
                         raise
@@ -230,7 +230,7 @@ class Pool:
         self._refused_until = now + REFUSED_SECONDS
         return True
 
-    async def _open_one(self) -> Session:
+    async def _open_session(self) -> Session:
         self._opening += 1
         try:
             session = await self._connect()

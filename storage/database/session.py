@@ -392,7 +392,7 @@ def _server_settings(config: Config, mark: str, *, read_only: bool = False) -> d
 #     current   check fails     -> replaced    all sessions end, and callers wait
 #     replaced  `enter_again`   -> current     callers go on
 #
-# `era` counts these steps. A plan or request of one era is not valid in the next.
+# `connection_generation` counts these steps. A plan or request of one is not valid in the next.
 
 REPLACED: Final = (
     "the database was restored, or a standby took over, and this process has not entered it again"
@@ -403,7 +403,7 @@ class Guard:
     """The state of one pool."""
 
     def __init__(self) -> None:
-        self.era: int = 0
+        self.connection_generation: int = 0
         self.reason: str = ""
         """Why the database could not be entered again so far."""
         self._current = asyncio.Event()
@@ -418,13 +418,13 @@ class Guard:
     def replaced(self) -> None:
         """Lend out no session from now on."""
         if self._current.is_set():
-            self.era += 1
+            self.connection_generation += 1
             self._current.clear()
             self._replaced.set()
 
     def enter_again(self) -> None:
         """Lend out sessions again."""
-        self.era += 1
+        self.connection_generation += 1
         self.reason = ""
         self._replaced.clear()
         self._current.set()

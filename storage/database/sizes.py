@@ -75,7 +75,7 @@ class SizeCache:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._outage = Outage(logger, "the measurement of the tables")
-        self._known: Sizes | None = None
+        self._latest: Sizes | None = None
         self._due = float("-inf")
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -84,7 +84,7 @@ class SizeCache:
         """Return the known sizes, None at first; may be called from any thread."""
         if self._clock() >= self._due and not self._closed and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._measure)
-        return self._known
+        return self._latest
 
     async def measured(self) -> None:
         """Wait for the end of the measurement that runs, if one does."""
@@ -108,7 +108,7 @@ class SizeCache:
     async def _read(self) -> None:
         try:
             async with self._database.connection() as conn:
-                self._known = Sizes(await database_bytes(conn), await table_sizes(conn))
+                self._latest = Sizes(await database_bytes(conn), await table_sizes(conn))
         except StorageError as error:
             self._outage.failed(f"the tables cannot be measured: {error}")
         else:

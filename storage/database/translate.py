@@ -281,16 +281,18 @@ def translate_connecting(
     is_of_pooler = isinstance(error, asyncpg.ProtocolViolationError) and UNSUPPORTED in str(error)
     if isinstance(error, asyncpg.UndefinedObjectError) or is_of_pooler:
         # Postgres or PgBouncer gets what the driver ignores
-        return InputError(f"the DSN for {server.place} has an unknown option: {error.args[0]}")
+        return InputError(f"the DSN for {server.address} has an unknown option: {error.args[0]}")
     if isinstance(error, asyncpg.PostgresError):
-        return _of_server(error, f"Postgres at {server.place} refuses: ", server=server, role=role)
+        return _of_server(
+            error, f"Postgres at {server.address} refuses: ", server=server, role=role
+        )
     of_dsn = isinstance(error, asyncpg.ClientConfigurationError | ValueError | OverflowError)
     if of_dsn and not isinstance(error, OSError):  # an error of TLS is both
-        return InputError(f"the DSN for {server.place} cannot be used: {server.reason(error)}")
+        return InputError(f"the DSN for {server.address} cannot be used: {server.reason(error)}")
     if isinstance(error, TimeoutError) and str(error) and not error.errno:  # the pool was in use
         return DatabaseUnavailable(str(error))
     return DatabaseUnavailable(
-        f"cannot connect to Postgres at {server.place}: {server.reason(error)}"
+        f"cannot connect to Postgres at {server.address}: {server.reason(error)}"
     )
 
 

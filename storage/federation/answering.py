@@ -75,11 +75,11 @@ class Responder:
         """Answer PUT /send/{txnId}. EDUs are ignored."""
         results = await self._receiver.transaction(origin, _listed(body, "pdus"))
         errors = {
-            one: {"error": str(result.reason)}
-            for one, result in results.items()
+            event_id: {"error": str(result.reason)}
+            for event_id, result in results.items()
             if result.outcome in REFUSED
         }
-        return {"pdus": {one: errors.get(one, {}) for one in results}}
+        return {"pdus": {event_id: errors.get(event_id, {}) for event_id in results}}
 
     async def make_membership(
         self,
@@ -121,9 +121,9 @@ class Responder:
         ``omit_members`` is the parameter of that name of /send_join. The response then has only the
         members that the other server needs at once, and the servers in the room.
         """
-        given = dict(args.mapping(pdu, "the event"))
-        version = await self._version_inside(args.room(room_id), change, given.get("sender"))
-        event = parse(given, version)
+        fields = dict(args.mapping(pdu, "the event"))
+        version = await self._version_inside(args.room(room_id), change, fields.get("sender"))
+        event = parse(fields, version)
         _check_membership(event, origin, change, (room_id, event_id))
         signed = await self._authorised(event)
         if change == "join" and await self._receiver.partial_room(event.room_id) is not None:
@@ -193,9 +193,9 @@ class Responder:
 
         The other server requests what lies between. A later event that cites both does the same.
         """
-        ends = await self._store.forward_extremities(join.room_id)
-        if self._sender is not None and join.event_id in ends:
-            for missed in (await self._store.events(ends - {join.event_id})).values():
+        extremities = await self._store.forward_extremities(join.room_id)
+        if self._sender is not None and join.event_id in extremities:
+            for missed in (await self._store.events(extremities - {join.event_id})).values():
                 await self._sender.pass_on([origin], missed)
 
     async def invite(
@@ -207,15 +207,15 @@ class Responder:
         the invite; before, what is at fault is left out. So is the event's own ``unsigned``, which
         may show another state. `IncompatibleRoomVersion`.
         """
-        given = args.mapping(body, "the body")
-        pdu, version = given.get("event"), given.get("room_version")
+        fields = args.mapping(body, "the body")
+        pdu, version = fields.get("event"), fields.get("room_version")
         if not isinstance(pdu, dict) or not isinstance(version, str):
             raise InputError("an invite has an event and a room_version")
         if version not in ROOM_VERSIONS:
             raise IncompatibleRoomVersion(room_id, version)
         event = parse(pdu, version)
         _check_invite(event, origin, (room_id, event_id))
-        pdus = _listed(given, "invite_room_state")
+        pdus = _listed(fields, "invite_room_state")
         shown = await self._receiver.shown_state(room_id, version, pdus)
         if event.room_version.create_room_id and shown.fault is not None:
             raise InputError(f"invite_room_state: {shown.fault}")
@@ -233,33 +233,33 @@ class Responder:
 
     async def event(self, origin: str, event_id: str) -> Json:
         """Answer GET /event. `UnknownEvent` also for a server that may not have it."""
-        found = await self.backfill(origin, await self._room_of(event_id), [event_id], 1)
-        if not found["pdus"]:
+        response = await self.backfill(origin, await self._room_of(event_id), [event_id], 1)
+        if not response["pdus"]:
             raise UnknownEvent(event_id)
-        return found
+        return response
 
     async def backfill(
         self, origin: str, room_id: str, event_ids: Iterable[str], limit: int
     ) -> Json:
         """Answer GET /backfill: at most 100 events."""
         most = args.limit(limit, EVENTS_MAX)
-        found = await self._store.backfill(room_id, event_ids, most, server_name=origin)
-        shown = await self._shown(origin, room_id, found)
+        events = await self._store.backfill(room_id, event_ids, most, server_name=origin)
+        shown = await self._shown(origin, room_id, events)
         own, now_ms = self._store.server_name, time.time_ns() // 1_000_000
         return {"origin": own, "origin_server_ts": now_ms, "pdus": await _pdus(shown)}
 
     async def missing_events(self, origin: str, room_id: str, body: Mapping[str, Any]) -> Json:
         """Answer POST /get_missing_events: at most 100 events. Of each list 1,000 ids count."""
-        given = args.mapping(body, "the body")
-        found = await self._store.missing_events(
+        fields = args.mapping(body, "the body")
+        events = await self._store.missing_events(
             room_id,
-            _listed(given, "earliest_events")[:IDS_MAX],
-            _listed(given, "latest_events")[:IDS_MAX],
-            limit=args.limit(given.get("limit", 10), EVENTS_MAX),
-            min_depth=given.get("min_depth", 0),
+            _listed(fields, "earliest_events")[:IDS_MAX],
+            _listed(fields, "latest_events")[:IDS_MAX],
+            limit=args.limit(fields.get("limit", 10), EVENTS_MAX),
+            min_depth=fields.get("min_depth", 0),
             server_name=origin,
         )
-        return {"events": await _pdus(await self._shown(origin, room_id, found))}
+        return {"events": await _pdus(await self._shown(origin, room_id, events))}
 
     async def state_ids(self, origin: str, room_id: str, event_id: str) -> Json:
         """Answer GET /state_ids. `StateUnknown`."""
@@ -273,8 +273,8 @@ class Responder:
 
     async def event_auth(self, origin: str, room_id: str, event_id: str) -> Json:
         """Answer GET /event_auth."""
-        found = await self._store.event_auth(await self._checked(origin, room_id, event_id))
-        return {"auth_chain": await _pdus(found)}
+        events = await self._store.event_auth(await self._checked(origin, room_id, event_id))
+        return {"auth_chain": await _pdus(events)}
 
     async def timestamp_to_event(
         self, origin: str, room_id: str, timestamp_ms: int, direction: str
@@ -284,22 +284,22 @@ class Responder:
         if closest is None:
             raise InputError(f"the direction is b or f, not {direction!r}")
         await self._check_resident(origin, room_id)
-        found = await self._store.timestamp_to_event(
+        event = await self._store.timestamp_to_event(
             room_id, timestamp_ms, closest, server_name=origin
         )
-        if found is None:
+        if event is None:
             raise UnknownEvent(f"at {timestamp_ms}")
-        return {"event_id": found.event_id, "origin_server_ts": found.json["origin_server_ts"]}
+        return {"event_id": event.event_id, "origin_server_ts": event.json["origin_server_ts"]}
 
     async def _shown(
-        self, origin: str, room_id: str, found: list[StoredEvent]
+        self, origin: str, room_id: str, events: list[StoredEvent]
     ) -> list[StoredEvent]:
         """Return all events for a server in the room, and for any other what it may still see."""
-        if not found or await self._store.is_resident(origin, room_id):
-            return found
-        ids, server = [one.event_id for one in found], args.server(origin)
+        if not events or await self._store.is_resident(origin, room_id):
+            return events
+        ids, server = [event.event_id for event in events], args.server(origin)
         visible = await self._store.reads.run(lambda conn: visible_after_leaving(conn, server, ids))
-        return [one for one in found if one.event_id in visible]
+        return [event for event in events if event.event_id in visible]
 
     async def _checked(self, origin: str, room_id: str, event_id: str) -> EventId:
         """Return the event id if the event is of the room, and the server is in the room."""
@@ -313,10 +313,10 @@ class Responder:
             raise AuthDenied(f"{origin} is not in {room_id}", rule="request.not_in_room")
 
     async def _room_of(self, event_id: str) -> RoomId:
-        found = await self._store.event(EventId(event_id))
-        if found is None:
+        event = await self._store.event(EventId(event_id))
+        if event is None:
             raise UnknownEvent(event_id)
-        return found.room_id
+        return event.room_id
 
     async def _with_chain(self, ids: StateIds, name: str) -> Json:
         state = await self._store.events(ids.state_ids)
@@ -328,8 +328,8 @@ def _check_membership(event: Event, origin: str, change: str, path: tuple[str, s
     """Raise `InputError` unless an event is what the path of its request says."""
     if change not in CHANGES:
         raise InputError(f"no server takes the membership {change!r} of another")
-    found = (event.type, event.content.get("membership"), event.room_id, event.event_id)
-    if found != (MEMBER, change, *path) or event.state_key != event.sender:
+    membership_of = (event.type, event.content.get("membership"), event.room_id, event.event_id)
+    if membership_of != (MEMBER, change, *path) or event.state_key != event.sender:
         raise InputError(f"{event.event_id} is no {change} of {path[0]} with the id {path[1]}")
     if server_name_of(event.sender) != origin:
         raise AuthDenied(f"{event.sender} is no user of {origin}", rule="request.other_server")
@@ -346,11 +346,11 @@ def _check_invite(event: Event, origin: str, path: tuple[str, str]) -> None:
 
 
 def _listed(body: Mapping[str, Any], name: str) -> list[Any]:
-    found = args.mapping(body, "the body").get(name, [])
-    if not isinstance(found, list):
+    listed = args.mapping(body, "the body").get(name, [])
+    if not isinstance(listed, list):
         raise InputError(f"{name} is no list")
-    return found
+    return listed
 
 
 async def _pdus(events: Iterable[StoredEvent]) -> Sequence[Json]:
-    return [one.json async for one in in_turns(events, size_of)]
+    return [event.json async for event in in_turns(events, size_of)]

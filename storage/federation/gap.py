@@ -25,7 +25,7 @@ from storage.queries.federation import latest_ids
 from storage.queries.gaps import OpenGap
 
 Results = dict[EventId, AppendResult]
-ENDS_MAX: Final = 20
+EXTREMITIES_MAX: Final = 20
 LATEST_MAX: Final = 100
 
 
@@ -53,16 +53,20 @@ async def _events_between(
 ) -> dict[EventId, Event]:
     """Return events before the waiting ones, as far as a few requests reach."""
     earliest = await _earliest(task)
-    found: dict[EventId, Event] = {}
+    between: dict[EventId, Event] = {}
     for _ in range(task.limits.missing_rounds_max):
-        known = {**waiting, **found}
-        lacking = await _missing_parents(task, known)
-        latest = [one for one, event in known.items() if lacking.intersection(event.prev_event_ids)]
+        candidates = {**waiting, **between}
+        lacking = await _missing_parents(task, candidates)
+        latest = [
+            event_id
+            for event_id, event in candidates.items()
+            if lacking.intersection(event.prev_event_ids)
+        ]
         new = await _round(task, servers, earliest, latest, lacking) if latest else {}
         if not new:
             break
-        found.update(new)
-    return found
+        between.update(new)
+    return between
 
 
 async def _earliest(task: RoomTask) -> list[EventId]:
@@ -72,23 +76,29 @@ async def _earliest(task: RoomTask) -> list[EventId]:
     these in place of missing ones.
     """
     try:
-        ends = sorted(await task.store.forward_extremities(task.room_id))[:ENDS_MAX]
+        extremities = sorted(await task.store.forward_extremities(task.room_id))[:EXTREMITIES_MAX]
     except UnknownRoom:
         return []
     async with task.store.database.connection() as conn:
         latest = await latest_ids(conn, task.room_id, LATEST_MAX)
-    return list(dict.fromkeys([*ends, *latest]))
+    return list(dict.fromkeys([*extremities, *latest]))
 
 
 async def _missing_parents(task: RoomTask, events: Mapping[EventId, Event]) -> set[EventId]:
     """Return the parents of these events that are neither among them nor in the timeline."""
-    parents = {one for event in events.values() for one in event.prev_event_ids} - events.keys()
+    parents = {
+        parent_id for event in events.values() for parent_id in event.prev_event_ids
+    } - events.keys()
     return parents - await in_timeline(task, parents)
 
 
 async def in_timeline(task: RoomTask, event_ids: Iterable[EventId]) -> set[EventId]:
     stored = await task.stored(event_ids)
-    return {one for one, key in stored.items() if not key.outlier and key.room_id == task.room_id}
+    return {
+        event_id
+        for event_id, key in stored.items()
+        if not key.outlier and key.room_id == task.room_id
+    }
 
 
 async def _round(
@@ -110,10 +120,10 @@ async def _round(
             continue
         events = (await task.read(pdus)).events
         stored = await in_timeline(task, events)
-        new = {one: event for one, event in events.items() if one not in stored}
-        found = connected(new, lacking)
-        if found:
-            return found
+        new = {event_id: event for event_id, event in events.items() if event_id not in stored}
+        reached = connected(new, lacking)
+        if reached:
+            return reached
     return {}
 
 
@@ -123,12 +133,12 @@ def connected(events: Mapping[EventId, Event], first: Iterable[EventId]) -> dict
     They stay in their order, so that it does not follow from that of a set.
     """
     reached: set[EventId] = set()
-    front = list(first)
-    while front:
-        event_id = front.pop()
+    queue = list(first)
+    while queue:
+        event_id = queue.pop()
         if event_id in events and event_id not in reached:
             reached.add(event_id)
-            front.extend(events[event_id].prev_event_ids)
+            queue.extend(events[event_id].prev_event_ids)
     return {event_id: event for event_id, event in events.items() if event_id in reached}
 
 
@@ -148,7 +158,7 @@ async def store_connected(
 
     ``fallback``: where the state before the lowest event cannot be had, only these are tried.
     """
-    ordered = [list(events.values())[place] for place in in_order(list(events.values()))]
+    ordered = [list(events.values())[index] for index in in_order(list(events.values()))]
     results = await task.append(ordered, origin=origin)
     states: dict[EventId, tuple[EventId, ...]] = {}
     tried: set[EventId] = set()
@@ -161,7 +171,7 @@ async def store_connected(
         if not await _provide(task, servers, event, results[event.event_id], states):
             only = frozenset(fallback)
             continue
-        again = [one for one in ordered if results[one.event_id].outcome == "missing_parents"]
+        again = [event for event in ordered if results[event.event_id].outcome == "missing_parents"]
         results.update(await task.append(again, origin=origin, state_before=states))
     return results
 
@@ -173,7 +183,9 @@ def _lowest_blocked(
     only: frozenset[EventId] | None,
 ) -> Event | None:
     """Return the first event that lacks something outside of the batch, or of a part of it."""
-    open_ = {one for one, result in results.items() if result.outcome == "missing_parents"}
+    open_ = {
+        event_id for event_id, result in results.items() if result.outcome == "missing_parents"
+    }
     for event in ordered:
         if event.event_id not in open_ or event.event_id in tried:
             continue
@@ -240,7 +252,9 @@ class BackfillResult:
     @property
     def stored(self) -> int:
         """Return the number of events that are new."""
-        return sum(one.is_stored and one.outcome != "duplicate" for one in self.results.values())
+        return sum(
+            result.is_stored and result.outcome != "duplicate" for result in self.results.values()
+        )
 
 
 async def backfill_room(
@@ -256,25 +270,25 @@ async def backfill_room(
     """
     gaps = await task.store.gaps(task.room_id)
     if only is not None:
-        gaps = [one for one in gaps if one.event_id in only]
+        gaps = [gap for gap in gaps if gap.event_id in only]
     if not gaps:
         return BackfillResult("nothing_missing")
-    due = [one for one in gaps if one.retry_after_ms == 0][:GAPS_MAX]
+    due = [gap for gap in gaps if gap.retry_after_ms == 0][:GAPS_MAX]
     if not due:
-        return BackfillResult("paused", retry_after_ms=min(one.retry_after_ms for one in gaps))
+        return BackfillResult("paused", retry_after_ms=min(gap.retry_after_ms for gap in gaps))
     servers = await task.servers(*first)
-    results, asked = await _from_servers(task, servers, due, limit)
+    results, requested = await _from_servers(task, servers, due, limit)
     lacking = _lacking([gap.event_id for gap in due], results)
-    if lacking and asked.is_complete:
+    if lacking and requested.is_complete:
         await task.store.gap_failed(
-            task.room_id, lacking, task.requests.reason(), server_names=asked.servers
+            task.room_id, lacking, task.requests.reason(), server_names=requested.servers
         )
-    if any(one.is_stored for one in results.values()):
+    if any(result.is_stored for result in results.values()):
         return BackfillResult("stored", results, task.requests.failures)
     return BackfillResult("failed", results, task.requests.failures)
 
 
-class AskedServers(NamedTuple):
+class RequestedServers(NamedTuple):
     """The servers that were asked for history.
 
     ``is_complete``: no answer was cut off by the limit, so what is lacking was not returned.
@@ -286,25 +300,27 @@ class AskedServers(NamedTuple):
 
 async def _from_servers(
     task: RoomTask, servers: Sequence[ServerName], gaps: Sequence[OpenGap], limit: int
-) -> tuple[Results, AskedServers]:
+) -> tuple[Results, RequestedServers]:
     """Ask one server after the other, until each of the missing events is stored."""
     ids = [gap.event_id for gap in gaps]
     results: Results = {}
-    asked = AskedServers([], is_complete=True)
+    requested = RequestedServers([], is_complete=True)
     for server in servers:
         lacking = _lacking(ids, results)
         if not lacking:
             break
-        asked.servers.append(server)
-        others = [server, *(one for one in servers if one != server)]
-        found, is_cut = await _from_server(task, others, lacking, limit)
-        results |= found
-        asked = asked._replace(is_complete=asked.is_complete and not is_cut)
-    return results, asked
+        requested.servers.append(server)
+        others = [server, *(other for other in servers if other != server)]
+        page, is_cut = await _from_server(task, others, lacking, limit)
+        results |= page
+        requested = requested._replace(is_complete=requested.is_complete and not is_cut)
+    return results, requested
 
 
 def _lacking(ids: Sequence[EventId], results: Results) -> list[EventId]:
-    return [one for one in ids if one not in results or not results[one].is_stored]
+    return [
+        event_id for event_id in ids if event_id not in results or not results[event_id].is_stored
+    ]
 
 
 async def _from_server(
@@ -322,7 +338,9 @@ async def _from_server(
         return {}, False
     read = (await task.read(pdus)).events
     stored = await in_timeline(task, read)
-    events = connected({one: event for one, event in read.items() if one not in stored}, ids)
+    events = connected(
+        {event_id: event for event_id, event in read.items() if event_id not in stored}, ids
+    )
     if not events:
         task.requests.failures.setdefault(server, "it returned none of the missing events")
         return {}, False

@@ -101,15 +101,15 @@ class HttpRemote:
         self, server: str, room_id: str, user_id: str, *, versions: Sequence[str]
     ) -> JsonObject:
         """Request the template of a join."""
-        known = args.texts(versions, "versions")
-        return await self._get(server, "make_join", room_id, user_id, ver=known)
+        known_versions = args.texts(versions, "versions")
+        return await self._get(server, "make_join", room_id, user_id, ver=known_versions)
 
     async def make_knock(
         self, server: str, room_id: str, user_id: str, *, versions: Sequence[str]
     ) -> JsonObject:
         """Request the template of a knock."""
-        known = args.texts(versions, "versions")
-        return await self._get(server, "make_knock", room_id, user_id, ver=known)
+        known_versions = args.texts(versions, "versions")
+        return await self._get(server, "make_knock", room_id, user_id, ver=known_versions)
 
     async def make_leave(self, server: str, room_id: str, user_id: str) -> JsonObject:
         """Request the template of a leave."""
@@ -139,8 +139,8 @@ class HttpRemote:
         self, server: str, room_id: str, event_id: str, body: JsonObject
     ) -> JsonObject:
         """Send an invite."""
-        given = args.mapping(body, "the body")
-        event, shown = given.get("event"), given.get("invite_room_state")
+        fields = args.mapping(body, "the body")
+        event, shown = fields.get("event"), fields.get("invite_room_state")
         pdu = event if isinstance(event, dict) else {}
         old = {**pdu, "unsigned": {"invite_room_state": shown}}
         return await self._put_v2(server, "invite", room_id, event_id, body=body, pdu=old)
@@ -151,8 +151,8 @@ class HttpRemote:
             "origin": self.server_name,
             "origin_server_ts": time.time_ns() // 1_000_000,
             "pdus": [
-                args.instance(one, StoredEvent, "an event").json
-                for one in args.listed(events, "events")
+                args.instance(event, StoredEvent, "an event").json
+                for event in args.listed(events, "events")
             ],
         }
         await self._signed(server, "PUT", "v1", "send", transaction_id, body=body)
@@ -188,8 +188,8 @@ class HttpRemote:
     ) -> JsonObject:
         uri = "/".join((FEDERATION, *(quote(args.text(part), safe="") for part in path)))
         uri += "?" + urlencode(query, doseq=True) if query else ""
-        given = None if body is None else args.mapping(body, "the body")
-        claim = claim_of(method, uri, self.server_name, args.text(server), given)
+        signed_body = None if body is None else args.mapping(body, "the body")
+        claim = claim_of(method, uri, self.server_name, args.text(server), signed_body)
         header = {"Authorization": authorization(claim, self.signing_key)}
         return await self._answer(server, method, uri, header, body)
 
@@ -210,15 +210,15 @@ class HttpRemote:
             raise RemoteError(f"{server[:REASON_MAX]!r} is not a server name")
         status, answer = await self._request(ServerName(server), method, uri, headers, body)
         is_old = isinstance(answer, list) and len(answer) == 2 and answer[0] == 200
-        found = answer[1] if is_old else answer
-        if status == 200 and isinstance(found, dict):
-            return found
-        given = answer if isinstance(answer, dict) else {}
+        content = answer[1] if is_old else answer
+        if status == 200 and isinstance(content, dict):
+            return content
+        fields = answer if isinstance(answer, dict) else {}
         raise RemoteError(
             f"{status}: {str(answer)[:REASON_MAX]}",
             status=status,
-            errcode=_text(given.get("errcode")),
-            room_version=_text(given.get("room_version")),
+            errcode=_text(fields.get("errcode")),
+            room_version=_text(fields.get("room_version")),
         )
 
 

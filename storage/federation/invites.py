@@ -29,7 +29,7 @@ from storage.store.facade import Store
 from storage.turns import in_turns
 
 CREATE: Final = ("m.room.create", "")
-ENDS: Final = frozenset({"leave", "ban"})
+END_MEMBERSHIPS: Final = frozenset({"leave", "ban"})
 SHOWN_MAX: Final = 100
 """Events of a shown state that are looked at; some ten are usual."""
 
@@ -70,11 +70,11 @@ def read_membership(
     pdu: Pdu, room_version: str, server_name: str, memberships: Collection[str]
 ) -> Event | AppendResult:
     """Return a membership of a local user, or an "invalid" result."""
-    found = receive.read(pdu, receive.glance_of(pdu), room_version)
-    if isinstance(found, AppendResult) or is_local_membership(found, server_name, memberships):
-        return found
+    event = receive.read(pdu, receive.glance_of(pdu), room_version)
+    if isinstance(event, AppendResult) or is_local_membership(event, server_name, memberships):
+        return event
     return AppendResult(
-        found.event_id,
+        event.event_id,
         "invalid",
         f"it is no {' or '.join(sorted(memberships))} of a user of {server_name}",
     )
@@ -85,9 +85,9 @@ def read_again(event: Event, room_version: str) -> Event | AppendResult:
 
     The result is "invalid" if that is another event: then one of the versions is wrong.
     """
-    found = receive.read(event.raw, receive.glance_of(event.raw), room_version)
-    if isinstance(found, Event) and found.event_id == event.event_id:
-        return found
+    reread = receive.read(event.raw, receive.glance_of(event.raw), room_version)
+    if isinstance(reread, Event) and reread.event_id == event.event_id:
+        return reread
     return AppendResult(event.event_id, "invalid", f"here the room has version {room_version}")
 
 
@@ -177,12 +177,12 @@ async def read_shown_state(task: RoomTask, pdus: object) -> ShownState:
     """
     listed = pdus[:SHOWN_MAX] if isinstance(pdus, list) else []
     read = [
-        receive.read(one, receive.glance_of(one), task.room_version)
-        async for one in in_turns(listed, size=receive.size_of)
+        receive.read(pdu, receive.glance_of(pdu), task.room_version)
+        async for pdu in in_turns(listed, size=receive.size_of)
     ]
-    events = {one.event_id: one for one in read if isinstance(one, Event)}
+    events = {parsed.event_id: parsed for parsed in read if isinstance(parsed, Event)}
     refused = await task.verify(events)
-    faults = [one.reason or "" for one in read if isinstance(one, AppendResult)]
+    faults = [result.reason or "" for result in read if isinstance(result, AppendResult)]
     shown: dict[StateKey, Event] = {}
     for event_id, event in events.items():
         if event.room_id != task.room_id or event.state_key is None:
@@ -193,7 +193,9 @@ async def read_shown_state(task: RoomTask, pdus: object) -> ShownState:
             faults.append(refused[event_id].reason or "")
     if CREATE not in shown:
         faults.append("there is no create event")
-    return ShownState([strip(one.json) for one in shown.values()], faults[0] if faults else None)
+    return ShownState(
+        [strip(state_event.json) for state_event in shown.values()], faults[0] if faults else None
+    )
 
 
 def usable_stripped_state(
@@ -202,11 +204,11 @@ def usable_stripped_state(
     """Return the well-formed events of a stripped state, as many as may be stored."""
     shown: list[Mapping[str, Any]] = []
     size = 0
-    for one in list(stripped_state)[:SHOWN_MAX] if isinstance(stripped_state, list) else ():
+    for stripped in list(stripped_state)[:SHOWN_MAX] if isinstance(stripped_state, list) else ():
         try:
-            size += len(read_stripped_state({event_id: [one]}, "out_of_band")[event_id])
+            size += len(read_stripped_state({event_id: [stripped]}, "out_of_band")[event_id])
         except InputError:  # it is for show only: the invite counts without it
             continue
         if size <= BYTES_MAX:
-            shown.append(one)
+            shown.append(stripped)
     return shown

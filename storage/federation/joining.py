@@ -72,29 +72,35 @@ async def state_before(
     second: FetchedState | None = None
     for server in servers:
         try:
-            found = await _from_server(task, server, event)
+            fetched = await _from_server(task, server, event)
         except RemoteError as error:
             task.requests.failures.setdefault(server, str(error))
             continue
-        if found.allows:
-            return found
-        second = second or found
+        if fetched.allows:
+            return fetched
+        second = second or fetched
     return second
 
 
 async def _from_server(task: RoomTask, server: ServerName, event: Event) -> FetchedState:
     state_ids, chain_ids = await task.requests.state_ids(server, task.room_id, event.event_id)
-    wanted = dict.fromkeys([*state_ids, *chain_ids, *auth_ids_of(event)])
-    stored = await task.stored(wanted)
-    lacking = [one for one in wanted if one not in stored or stored[one].out_of_band]
+    event_ids = dict.fromkeys([*state_ids, *chain_ids, *auth_ids_of(event)])
+    stored = await task.stored(event_ids)
+    lacking = [
+        event_id for event_id in event_ids if event_id not in stored or stored[event_id].out_of_band
+    ]
     fetched, left_out = await _fetched(task, server, event, lacking)
-    stored = await task.stored(wanted)
-    if unreturned := wanted.keys() - stored.keys() - left_out.keys():
+    stored = await task.stored(event_ids)
+    if unreturned := event_ids.keys() - stored.keys() - left_out.keys():
         reason = f"it did not return {len(unreturned)} of {len(lacking)} events of its state"
         raise refused(task, server, reason)
-    lost = {one for one in wanted if one not in stored or not stored[one].is_authorised}
+    lost = {
+        event_id
+        for event_id in event_ids
+        if event_id not in stored or not stored[event_id].is_authorised
+    }
     # an auth event that is stored as rejected decides on the event itself: it is rejected, too
-    needed = {one for other in fetched for one in lost.intersection(auth_ids_of(other))}
+    needed = {event_id for other in fetched for event_id in lost.intersection(auth_ids_of(other))}
     if needed := needed | (set(auth_ids_of(event)) & lost - stored.keys()):
         raise refused(task, server, f"its state lacks {min(needed)}, which others cite")
     entries = _fetched_entries(task, server, state_ids, stored, left_out)
@@ -115,12 +121,14 @@ async def _fetched(
     if read.foreign:
         raise refused(task, server, f"its state holds {min(read.foreign)} of another room")
     results = await task.append_chain(read.events, event)
-    left_out = {one: refusal.reason or "" for one, refusal in read.refused.items()}
-    for one in read.events:
-        result = results.get(one)
+    left_out = {event_id: refusal.reason or "" for event_id, refusal in read.refused.items()}
+    for event_id in read.events:
+        result = results.get(event_id)
         if result is None or not result.is_stored or result.outcome == "rejected":
-            left_out[one] = "the auth rules refuse it" if result is None else str(result.reason)
-    return [one for key, one in read.events.items() if key not in left_out], left_out
+            left_out[event_id] = (
+                "the auth rules refuse it" if result is None else str(result.reason)
+            )
+    return [fetched for key, fetched in read.events.items() if key not in left_out], left_out
 
 
 async def _pdus(
@@ -139,14 +147,14 @@ async def single_events(
     """Request events one by one, a few at the same time; those that fail are left out."""
     turns = asyncio.Semaphore(task.limits.requests_at_once)
 
-    async def one(event_id: EventId) -> list[Pdu]:
+    async def fetch(event_id: EventId) -> list[Pdu]:
         async with turns:
             try:
                 return await task.requests.event(server, event_id)
             except RemoteError:  # recorded in task.requests.failures
                 return []
 
-    return [pdu for found in await asyncio.gather(*map(one, event_ids)) for pdu in found]
+    return [pdu for pdus in await asyncio.gather(*map(fetch, event_ids)) for pdu in pdus]
 
 
 def _fetched_entries(
@@ -213,11 +221,11 @@ def servers_of(response: Mapping[str, Any]) -> frozenset[ServerName] | None:
     """Return the servers in the room if the members are omitted, else None. `RemoteError`."""
     if not response.get("members_omitted"):
         return None
-    found = response.get("servers_in_room")
-    if not isinstance(found, list) or len(found) > SERVERS_MAX:
+    names = response.get("servers_in_room")
+    if not isinstance(names, list) or len(names) > SERVERS_MAX:
         raise RemoteError("the members are omitted, and the response has no list servers_in_room")
     try:
-        return frozenset(map(args.server, found))
+        return frozenset(map(args.server, names))
     except InvalidIdentifier as error:
         raise RemoteError(f"servers_in_room: {error}") from error
 
@@ -225,9 +233,11 @@ def servers_of(response: Mapping[str, Any]) -> frozenset[ServerName] | None:
 def cited_members(join: Event, events: Mapping[EventId, Event]) -> dict[StateKey, EventId]:
     """Return the memberships that a join names as auth events: the state before it has them."""
     return {
-        events[one].key: one
-        for one in join.auth_event_ids
-        if one in events and events[one].type == MEMBER and events[one].state_key is not None
+        events[event_id].key: event_id
+        for event_id in join.auth_event_ids
+        if event_id in events
+        and events[event_id].type == MEMBER
+        and events[event_id].state_key is not None
     }
 
 
@@ -296,8 +306,8 @@ async def complete(task: RoomTask, room: PartialRoom) -> bool:
     join = (await task.loaded([room.join_event_id])).get(room.join_event_id)
     if join is None:
         return False
-    found = await state_before(task, await task.servers(room.origin), join)
-    if found is None or not found.allows:
+    fetched = await state_before(task, await task.servers(room.origin), join)
+    if fetched is None or not fetched.allows:
         logger.info(
             "the members of a room are still missing: %s",
             task.requests.reason(),
@@ -306,7 +316,7 @@ async def complete(task: RoomTask, room: PartialRoom) -> bool:
         return False
     store = task.store
     is_complete = await partial_state.complete(
-        store.database, task.room_id, found.ids, server_name=task.own_name
+        store.database, task.room_id, fetched.ids, server_name=task.own_name
     )
     await follow_once(store.database, store.streams)  # wakes the syncs of this process now
     return is_complete
@@ -399,16 +409,16 @@ def read_join(pdu: Pdu, room_version: str, server_name: str) -> Event:
     """Return the join of a local user; raise `Refused`."""
     if room_version not in ROOM_VERSIONS:
         raise Refused("malformed_join", f"room version {room_version!r} is not known")
-    found = receive.read(pdu, receive.glance_of(pdu), room_version)
-    if isinstance(found, AppendResult):
-        raise Refused("malformed_join", found.reason or "")
-    if found.type != "m.room.member" or found.content.get("membership") != "join":
-        raise Refused("malformed_join", f"it is no join: {found!r}")
-    if not found.room_version.may_have_room(found.room_id):
-        raise Refused("malformed_join", f"{found.room_id} is no room of version {room_version}")
-    if found.state_key != found.sender or server_name_of(found.sender) != server_name:
-        raise Refused("malformed_join", f"{found.state_key} is no user of {server_name}")
-    return found
+    event = receive.read(pdu, receive.glance_of(pdu), room_version)
+    if isinstance(event, AppendResult):
+        raise Refused("malformed_join", event.reason or "")
+    if event.type != "m.room.member" or event.content.get("membership") != "join":
+        raise Refused("malformed_join", f"it is no join: {event!r}")
+    if not event.room_version.may_have_room(event.room_id):
+        raise Refused("malformed_join", f"{event.room_id} is no room of version {room_version}")
+    if event.state_key != event.sender or server_name_of(event.sender) != server_name:
+        raise Refused("malformed_join", f"{event.state_key} is no user of {server_name}")
+    return event
 
 
 def read_response(response: Any, limit: int) -> JoinResponse:
@@ -427,16 +437,16 @@ def read_response(response: Any, limit: int) -> JoinResponse:
         raise Refused("malformed_response", str(error)) from error
 
 
-async def refuse_other_version(task: RoomTask, known: KnownRoom | None) -> None:
+async def refuse_other_version(task: RoomTask, room: KnownRoom | None) -> None:
     """Raise `Refused` if the room has another version, which a stored event of it proves.
 
     The version in an invite is a claim of another server.
     """
-    if known is None or known.room_version == task.room_version:
+    if room is None or room.room_version == task.room_version:
         return
     async with task.store.database.connection() as conn:
         if not await is_claimed(conn, task.room_id):
-            raise Refused("wrong_version", f"the room has version {known.room_version}")
+            raise Refused("wrong_version", f"the room has version {room.room_version}")
 
 
 async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> CheckedJoin:
@@ -447,16 +457,22 @@ async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> C
     _refuse_other_rooms(task, parsed.events.values())
     stored = await task.stored(parsed.events)
     _refuse_other_events(task, parsed.events, stored)
-    new = {one: event for one, event in parsed.events.items() if not _is_known(stored.get(one))}
+    new = {
+        event_id: event
+        for event_id, event in parsed.events.items()
+        if not _was_checked(stored.get(event_id))
+    }
     unsigned = await task.verify(new)
-    signed_events = {one: event for one, event in new.items() if one not in unsigned}
+    signed_events = {event_id: event for event_id, event in new.items() if event_id not in unsigned}
     authorised = await task.authorise(signed_events)
-    left_out = {one: refusal.reason or "" for one, refusal in (parsed.refused | unsigned).items()}
+    left_out = {
+        event_id: refusal.reason or "" for event_id, refusal in (parsed.refused | unsigned).items()
+    }
     left_out |= authorised.left_out
     entries = _entries(listed.events, stored, authorised.events)
     if response.servers is not None:
-        known = {one for one, key in stored.items() if key.is_authorised}
-        usable = {one: parsed.events[one] for one in known} | authorised.events
+        accepted = {event_id for event_id, key in stored.items() if key.is_authorised}
+        usable = {event_id: parsed.events[event_id] for event_id in accepted} | authorised.events
         cited = cited_members(signed, usable)
         entries = await left_before(task) | cited | entries
     _refuse_if_incomplete(signed, parsed.events, entries, left_out)
@@ -464,7 +480,7 @@ async def checked_join(task: RoomTask, join: Event, response: JoinResponse) -> C
     return CheckedJoin(signed, entries, authorised.events, left_out)
 
 
-def _is_known(stored: StoredKey | None) -> bool:
+def _was_checked(stored: StoredKey | None) -> bool:
     """Return whether an event was checked before, whatever came of it."""
     return stored is not None and not stored.out_of_band
 
@@ -485,12 +501,14 @@ async def signed_join(task: RoomTask, join: Event, returned: Pdu | None) -> Even
 def _with_signatures(join: Event, returned: Pdu | None) -> Pdu:
     if returned is None:
         return join.raw
-    given = receive.glance_of(returned).get("signatures")
+    signatures = receive.glance_of(returned).get("signatures")
     own = join.json.get("signatures", {})
     added = {
-        server: given[server]
+        server: signatures[server]
         for server in required_signers(join)
-        if isinstance(given, dict) and server not in own and isinstance(given.get(server), dict)
+        if isinstance(signatures, dict)
+        and server not in own
+        and isinstance(signatures.get(server), dict)
     }
     return {**join.json, "signatures": {**own, **added}} if added else join.raw
 
@@ -500,9 +518,9 @@ def _refuse_other_rooms(task: RoomTask, parsed: Iterable[Event]) -> None:
     for event in parsed:
         if event.room_id != task.room_id:
             raise Refused("wrong_room", f"{event.event_id} is of room {event.room_id}")
-        said = event.content.get("room_version", "1")
-        if event.type == CREATE[0] and said != task.room_version:
-            raise Refused("wrong_version", f"the room has version {said!r}")
+        version = event.content.get("room_version", "1")
+        if event.type == CREATE[0] and version != task.room_version:
+            raise Refused("wrong_version", f"the room has version {version!r}")
 
 
 def _refuse_other_events(
@@ -512,11 +530,11 @@ def _refuse_other_events(
 
     A stored event is not checked again, so its id must not stand for what the response says.
     """
-    for event_id, known in stored.items():
+    for event_id, key in stored.items():
         event = parsed[event_id]
-        if known.room_id != task.room_id:
-            raise Refused("wrong_room", f"{event_id} is of room {known.room_id}")
-        if (known.type, known.state_key) != (event.type, event.state_key):
+        if key.room_id != task.room_id:
+            raise Refused("wrong_room", f"{event_id} is of room {key.room_id}")
+        if (key.type, key.state_key) != (event.type, event.state_key):
             raise Refused("malformed_response", f"{event_id} is another event")
 
 
@@ -530,8 +548,8 @@ def _entries(
     for event_id, event in listed.items():
         if event.state_key is None:
             raise Refused("malformed_response", f"{event_id} is no state event")
-        known = stored.get(event_id)
-        if event_id not in authorised and (known is None or not known.is_authorised):
+        key = stored.get(event_id)
+        if event_id not in authorised and (key is None or not key.is_authorised):
             continue
         first = entries.setdefault(event.key, event_id)
         if first != event_id:
@@ -591,7 +609,7 @@ async def store_join(
     for key, event_id in checked.entries.items():
         if key in DECISIVE and event_id in left_out:
             raise Refused("state_incomplete", f"{event_id} cannot be used: {left_out[event_id]}")
-    state = [one for one in checked.entries.values() if one not in left_out]
+    state = [entry_id for entry_id in checked.entries.values() if entry_id not in left_out]
     for _ in range(MARKS_MAX):
         with suppress(MarkLost):
             async with marked(task, join, mark) as made:
@@ -606,8 +624,8 @@ async def store_join(
 async def forget_false_claim(task: RoomTask) -> None:
     """Delete what is stored of a room if its version was only claimed, and is another one."""
     async with task.store.database.connection() as conn:
-        known = await known_rooms(conn, [task.room_id], task.own_name)
-    room = known.get(task.room_id)
+        rooms = await known_rooms(conn, [task.room_id], task.own_name)
+    room = rooms.get(task.room_id)
     if room is None or room.room_version == task.room_version:
         return
     if not await forget_claimed_room(task.store.database, task.room_id):
@@ -617,8 +635,8 @@ async def forget_false_claim(task: RoomTask) -> None:
 
 async def _refuse_unless_stored(task: RoomTask, join: Event) -> None:
     """Raise `Refused` for a new join while another one has marked the room as partial."""
-    known = (await task.stored([join.event_id])).get(join.event_id)
-    if known is None or known.outlier:
+    key = (await task.stored([join.event_id])).get(join.event_id)
+    if key is None or key.outlier:
         raise Refused("not_stored", "another join of the room is being stored: repeat it later")
 
 

@@ -50,10 +50,10 @@ class KeyedLocks:
 
     def lock(self, name: str) -> asyncio.Lock:
         """Return the lock of a name; the caller holds the reference while it uses the lock."""
-        found = self._locks.get(name)
-        if found is None:
-            found = self._locks[name] = asyncio.Lock()
-        return found
+        lock = self._locks.get(name)
+        if lock is None:
+            lock = self._locks[name] = asyncio.Lock()
+        return lock
 
     async def released(self, names: Iterable[str], seconds: float) -> None:
         """Wait until those who have the locks of these names now release them, for so long."""
@@ -122,7 +122,7 @@ class KeyRing:
     ) -> None:
         self._remote = remote
         self._limits = limits
-        self._known: OrderedDict[str, PublishedKeys] = OrderedDict()
+        self._published_keys: OrderedDict[str, PublishedKeys] = OrderedDict()
         self._locks = KeyedLocks()
         self._own_name = None if own is None else own[0]
         self._own = None if own is None else own[1]
@@ -144,11 +144,11 @@ class KeyRing:
         """Raise `InvalidSignature` unless an object has a signature of the server, valid now."""
         now = _now_ms()
         key_ids = islice(_key_ids(signed, server), SIGNATURES_MAX)
-        needs = [SigningNeed(server, one, now) for one in key_ids]
+        needs = [SigningNeed(server, key_id, now) for key_id in key_ids]
         await self._request(needs, seconds)
-        known = self._keys_of(server)
-        found = [known.at(need.key_id, now) for need in needs] if known is not None else []
-        for key in filter(None, found):
+        published = self._keys_of(server)
+        keys = [published.at(need.key_id, now) for need in needs] if published is not None else []
+        for key in filter(None, keys):
             if _is_signed(signed, server, key):
                 return
             await asyncio.sleep(0)  # each signature takes a pass over the object
@@ -184,28 +184,28 @@ class KeyRing:
         return refusal._replace(reason="; ".join([refusal.reason or "", *failures]))
 
     def _failure_of(self, server: str) -> str | None:
-        known = self._keys_of(server)
-        return "they were not requested in time" if known is None else known.failure
+        published = self._keys_of(server)
+        return "they were not requested in time" if published is None else published.failure
 
     def _key_of(self, need: SigningNeed) -> VerifyKey | None:
-        known = self._keys_of(need.server)
-        return None if known is None else known.at(need.key_id, need.ts_ms)
+        published = self._keys_of(need.server)
+        return None if published is None else published.at(need.key_id, need.ts_ms)
 
     def _keys_of(self, server: str) -> PublishedKeys | None:
-        return self._own if server == self._own_name else self._known.get(server)
+        return self._own if server == self._own_name else self._published_keys.get(server)
 
     async def _request(self, needs: Iterable[SigningNeed], seconds: float) -> None:
         """Request the keys that are not known, from several servers at once, for a limited time."""
-        wanted: dict[str, list[SigningNeed]] = {}
+        needs_by_server: dict[str, list[SigningNeed]] = {}
         for need in needs:
             if self._lacks(need):
-                wanted.setdefault(need.server, []).append(need)
-        if not wanted:
+                needs_by_server.setdefault(need.server, []).append(need)
+        if not needs_by_server:
             return
         turns = asyncio.Semaphore(self._limits.key_servers_at_once)
         end = asyncio.get_running_loop().time() + min(seconds, self._limits.keys_seconds)
         async with asyncio.TaskGroup() as group:
-            for server, lacking in wanted.items():
+            for server, lacking in needs_by_server.items():
                 group.create_task(self._request_in_turn(server, lacking, turns, end))
 
     async def _request_in_turn(
@@ -218,11 +218,11 @@ class KeyRing:
             seconds = min(self._limits.request_seconds, end - now)
             if seconds <= 0:
                 return
-            known = await self._published(ServerName(server), seconds)
-            self._known[server] = known
-            self._known.move_to_end(server)
-            while len(self._known) > self._limits.key_servers_cached:
-                self._known.popitem(last=False)
+            published = await self._published(ServerName(server), seconds)
+            self._published_keys[server] = published
+            self._published_keys.move_to_end(server)
+            while len(self._published_keys) > self._limits.key_servers_cached:
+                self._published_keys.popitem(last=False)
 
     async def _published(self, server: ServerName, seconds: float) -> PublishedKeys:
         next_ts = asyncio.get_running_loop().time() + self._limits.key_retry_seconds
@@ -230,18 +230,18 @@ class KeyRing:
             body = await answer_of(server, seconds, self._remote.server_keys, server)
             return PublishedKeys(read_server_keys(server, body, _now_ms()), next_ts)
         except RemoteError as error:
-            before = self._known.get(server)
+            before = self._published_keys.get(server)
             kept = {} if before is None else before.keys
             return PublishedKeys(kept, next_ts, str(error))
 
     def _lacks(self, need: SigningNeed) -> bool:
         """Return whether the key is not known, and its server may be asked now."""
-        known = self._keys_of(need.server)
-        if known is None:
+        published = self._keys_of(need.server)
+        if published is None:
             return True
-        if known.at(need.key_id, need.ts_ms) is not None:
+        if published.at(need.key_id, need.ts_ms) is not None:
             return False
-        return asyncio.get_running_loop().time() >= known.next_ts
+        return asyncio.get_running_loop().time() >= published.next_ts
 
 
 def needs_of(event: Event) -> Iterable[SigningNeed]:
@@ -275,7 +275,7 @@ def read_server_keys(
     if body.get("server_name") != server:
         raise RemoteError(f"the keys are those of {body.get('server_name')!r}")
     current = _keys_in(body.get("verify_keys"))
-    signing = [current[one] for one in _key_ids(body, server) if one in current]
+    signing = [current[key_id] for key_id in _key_ids(body, server) if key_id in current]
     if not any(_is_signed(body, server, key) for key in signing[:SIGNATURES_MAX]):
         raise RemoteError("the keys are not signed with one of them")
     until = body.get("valid_until_ts")
@@ -283,38 +283,38 @@ def read_server_keys(
         raise RemoteError("the keys have no valid_until_ts")
     until_ms = min(until, now_ms + VALIDITY_MS_MAX)
     retired: Any = body.get("old_verify_keys")
-    found = {
+    keys = {
         key_id: (key, expired)
         for key_id, key in _keys_in(retired).items()
         if isinstance(expired := retired[key_id].get("expired_ts"), int)
     }
-    return found | {key_id: (key, until_ms) for key_id, key in current.items()}
+    return keys | {key_id: (key, until_ms) for key_id, key in current.items()}
 
 
 def _is_large(body: JsonObject) -> bool:
     """Return whether a response has too many characters or values; look at no more than those."""
     left, waiting = RESPONSE_MAX, list[Any]([body])
     while waiting and left >= 0:
-        one = waiting.pop()
-        left -= 1 + (len(one) if isinstance(one, str | dict | list) else 0)
-        if left >= 0 and isinstance(one, dict | list):
-            waiting += one
-            waiting += one.values() if isinstance(one, dict) else ()
+        value = waiting.pop()
+        left -= 1 + (len(value) if isinstance(value, str | dict | list) else 0)
+        if left >= 0 and isinstance(value, dict | list):
+            waiting += value
+            waiting += value.values() if isinstance(value, dict) else ()
     return left < 0
 
 
 def _keys_in(listed: Any) -> dict[str, VerifyKey]:
     """Return the keys of a known algorithm in an object of key ids; skip malformed ones."""
-    found = {}
+    keys = {}
     for key_id, value in islice(listed.items() if isinstance(listed, dict) else (), KEYS_MAX):
         encoded = value.get("key") if isinstance(value, dict) else None
         if not isinstance(encoded, str) or not is_signing_algorithm_supported(key_id):
             continue
         try:
-            found[key_id] = decode_verify_key_bytes(key_id, decode_base64(encoded))
+            keys[key_id] = decode_verify_key_bytes(key_id, decode_base64(encoded))
         except ValueError:  # no base64, or no key: it is as if it was not listed
             continue
-    return found
+    return keys
 
 
 def _is_signed(body: JsonObject, server: ServerName, key: VerifyKey) -> bool:

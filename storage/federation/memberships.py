@@ -44,7 +44,7 @@ from storage.store.writing import signer_of
 # Source: server-server API, "Joining rooms", "Knocking upon a room", "Leaving rooms".
 
 AUTHORISER: Final = "join_authorised_via_users_server"
-PLACE: Final = ("auth_events", "prev_events", "depth")
+PLACEMENT_KEYS: Final = ("auth_events", "prev_events", "depth")
 """The fields of an event that the template decides."""
 
 VERSIONS: Final = tuple(ROOM_VERSIONS)
@@ -87,48 +87,48 @@ class OtherServer(NamedTuple):
     signer: Signer
 
     async def template(
-        self, make: Callable[..., Awaitable[JsonObject]], wanted: MembershipRequest, **query: Any
+        self, make: Callable[..., Awaitable[JsonObject]], request: MembershipRequest, **query: Any
     ) -> SignedMembership:
         """Request a template, and sign the event that comes of it."""
         seconds = self.receiver.limits.request_seconds
-        args = self.name, wanted.room_id, wanted.user_id
+        args = self.name, request.room_id, request.user_id
         return signed(
-            await answer_of(self.name, seconds, make, *args, **query), wanted, self.signer
+            await answer_of(self.name, seconds, make, *args, **query), request, self.signer
         )
 
     async def send(
-        self, send: SendMembership, wanted: MembershipRequest, event: SignedMembership
+        self, send: SendMembership, request: MembershipRequest, event: SignedMembership
     ) -> JsonObject:
         seconds = self.receiver.limits.send_membership_seconds
-        args = self.name, wanted.room_id, event.event_id, event.pdu
+        args = self.name, request.room_id, event.event_id, event.pdu
         return await answer_of(self.name, seconds, send, *args)
 
 
-async def join_through(server: OtherServer, wanted: MembershipRequest) -> JoinResult:
+async def join_through(server: OtherServer, request: MembershipRequest) -> JoinResult:
     """Join a room, and store its state."""
     remote = server.remote
-    join = await server.template(remote.make_join, wanted, versions=VERSIONS)
-    response = await server.send(remote.send_join, wanted, join)
+    join = await server.template(remote.make_join, request, versions=VERSIONS)
+    response = await server.send(remote.send_join, request, join)
     result = await server.receiver.joined(server.name, join.pdu, response, join.room_version)
     if result.outcome == "refused":
         raise RemoteError(f"{result.fault}: {result.reason}")
     return result
 
 
-async def knock_through(server: OtherServer, wanted: MembershipRequest) -> AppendResult:
+async def knock_through(server: OtherServer, request: MembershipRequest) -> AppendResult:
     """Knock on a room, and store what the server shows of it."""
     remote = server.remote
-    knock = await server.template(remote.make_knock, wanted, versions=VERSIONS)
-    response = await server.send(remote.send_knock, wanted, knock)
+    knock = await server.template(remote.make_knock, request, versions=VERSIONS)
+    response = await server.send(remote.send_knock, request, knock)
     version, receiver = knock.room_version, server.receiver
-    shown = await receiver.shown_state(wanted.room_id, version, response.get("knock_room_state"))
+    shown = await receiver.shown_state(request.room_id, version, response.get("knock_room_state"))
     return _stored(await receiver.knocked(knock.pdu, version, shown.stripped))
 
 
-async def leave_through(server: OtherServer, wanted: MembershipRequest) -> AppendResult:
+async def leave_through(server: OtherServer, request: MembershipRequest) -> AppendResult:
     """Reject an invite, or take a knock back."""
-    leave = await server.template(server.remote.make_leave, wanted)
-    await server.send(server.remote.send_leave, wanted, leave)
+    leave = await server.template(server.remote.make_leave, request)
+    await server.send(server.remote.send_leave, request, leave)
     return _stored(await server.receiver.left(leave.pdu, leave.room_version))
 
 
@@ -138,21 +138,21 @@ def _stored(result: AppendResult) -> AppendResult:
     return result
 
 
-def signed(response: JsonObject, wanted: MembershipRequest, signer: Signer) -> SignedMembership:
+def signed(response: JsonObject, request: MembershipRequest, signer: Signer) -> SignedMembership:
     """Return the signed event of a template; raise `RemoteError` for a false template.
 
     Only a server that is older than room versions, and so than knocks, names none.
     """
-    oldest = None if wanted.content["membership"] == "knock" else "1"
+    oldest = None if request.content["membership"] == "knock" else "1"
     version = response.get("room_version", oldest)
     if not isinstance(version, str) or version not in ROOM_VERSIONS:
         raise RemoteError(f"its template is of room version {version!r}, which is not known")
-    template = _checked(response.get("event"), wanted)
-    content = {key: value for key, value in wanted.content.items() if key != AUTHORISER}
+    template = _checked(response.get("event"), request)
+    content = {key: value for key, value in request.content.items() if key != AUTHORISER}
     if AUTHORISER in template["content"]:
         content[AUTHORISER] = template["content"][AUTHORISER]
-    pdu: dict[str, Any] = {key: template[key] for key in PLACE if key in template}
-    pdu |= wanted.fixed | {"content": content, "origin_server_ts": time.time_ns() // 1_000_000}
+    pdu: dict[str, Any] = {key: template[key] for key in PLACEMENT_KEYS if key in template}
+    pdu |= request.fixed | {"content": content, "origin_server_ts": time.time_ns() // 1_000_000}
     if ROOM_VERSIONS[version].reference_pairs:
         pdu["event_id"] = f"${secrets.token_urlsafe(18)}:{signer.server_name}"
     try:
@@ -164,16 +164,16 @@ def signed(response: JsonObject, wanted: MembershipRequest, signer: Signer) -> S
     return SignedMembership(pdu, EventId(event_id(pdu, version)), version)
 
 
-def _checked(template: Any, wanted: MembershipRequest) -> dict[str, Any]:
+def _checked(template: Any, request: MembershipRequest) -> dict[str, Any]:
     """Return a template of the room, the user and the membership; else raise `RemoteError`."""
     content = template.get("content") if isinstance(template, dict) else None
     if not isinstance(template, dict) or not isinstance(content, dict):
         raise RemoteError("its response has no template")
-    expected = wanted.fixed | {"membership": wanted.content["membership"]}
+    expected = request.fixed | {"membership": request.content["membership"]}
     for key, value in expected.items():
-        found = content.get(key) if key == "membership" else template.get(key)
-        if found != value:
-            raise RemoteError(f"its template has the {key} {found!r}, not {value!r}")
+        template_value = content.get(key) if key == "membership" else template.get(key)
+        if template_value != value:
+            raise RemoteError(f"its template has the {key} {template_value!r}, not {value!r}")
     return template
 
 
@@ -226,20 +226,24 @@ class Memberships:
         The server of an inviter and that of the room id are tried after them, at most
         `ReceiverLimits.resident_servers_max` in all.
         """
-        wanted = self._wanted(user_id, room_id, "join", content)
-        async with self._receiver.joins.lock(wanted.room_id):  # the second user finds the room here
-            if not await self._is_inside(wanted.room_id):
-                return await self._through(join_through, wanted, servers)
+        request = self._requested(user_id, room_id, "join", content)
+        async with self._receiver.joins.lock(
+            request.room_id
+        ):  # the second user finds the room here
+            if not await self._is_inside(request.room_id):
+                return await self._through(join_through, request, servers)
         try:
-            result = await self._send(wanted)
+            result = await self._send(request)
         except (PartialState, AuthDenied) as error:
             if isinstance(error, AuthDenied) and error.rule not in FOR_OTHERS:
                 raise
-            others = await self._others(wanted.room_id, servers)
+            others = await self._others(request.room_id, servers)
             if not others:
                 raise
-            return await self._through(join_through, wanted, others)
-        return JoinResult("joined", wanted.room_id, result.event_id, wanted.user_id, result=result)
+            return await self._through(join_through, request, others)
+        return JoinResult(
+            "joined", request.room_id, result.event_id, request.user_id, result=result
+        )
 
     async def _others(self, room_id: RoomId, servers: Iterable[str]) -> list[str]:
         """Return servers that may let a user in where this one may not."""
@@ -255,10 +259,10 @@ class Memberships:
         content: Mapping[str, Any] | None = None,
     ) -> AppendResult:
         """Knock on a room, as `join` joins one."""
-        wanted = self._wanted(user_id, room_id, "knock", content)
-        if await self._is_inside(wanted.room_id):
-            return await self._send(wanted)
-        return await self._through(knock_through, wanted, servers)
+        request = self._requested(user_id, room_id, "knock", content)
+        if await self._is_inside(request.room_id):
+            return await self._send(request)
+        return await self._through(knock_through, request, servers)
 
     async def leave(
         self,
@@ -272,28 +276,28 @@ class Memberships:
 
         An invite or a knock ends here also if no other server does its part.
         """
-        wanted = self._wanted(user_id, room_id, "leave", content)
-        if await self._is_inside(wanted.room_id):
-            return await self._send(wanted)
+        request = self._requested(user_id, room_id, "leave", content)
+        if await self._is_inside(request.room_id):
+            return await self._send(request)
         try:
-            return await self._through(leave_through, wanted, servers)
+            return await self._through(leave_through, request, servers)
         except RemoteError:
-            left = await self._end_here(wanted)
+            left = await self._end_here(request)
             if left is None:
                 raise
             return left
 
-    async def _end_here(self, wanted: MembershipRequest) -> AppendResult | None:
+    async def _end_here(self, request: MembershipRequest) -> AppendResult | None:
         """End an invite or a knock without another server. Return None if there is none."""
         async with self._store.database.connection() as conn:
-            pending = await pending_membership(conn, wanted.room_id, wanted.user_id)
+            pending = await pending_membership(conn, request.room_id, request.user_id)
         ended = None if pending is None else await self._store.event(pending)
         if ended is None:
             return None
         try:
-            return await self._send(wanted)  # by the state that is here
+            return await self._send(request)  # by the state that is here
         except (AuthDenied, PartialState):
-            leave = end_of(ended, wanted.user_id, wanted.content, signer_of(self._store, None))
+            leave = end_of(ended, request.user_id, request.content, signer_of(self._store, None))
             result = await self._receiver.left(leave, ended.room_version)
             return result if result.is_stored else None
 
@@ -347,7 +351,7 @@ class Memberships:
         pdu["signatures"] |= signatures
         return await self._receiver.accepted(signer.server_name, pdu, version)
 
-    def _wanted(
+    def _requested(
         self, user_id: str, room_id: str, membership: str, content: Mapping[str, Any] | None
     ) -> MembershipRequest:
         user = args.local_user(user_id, self._store.server_name)
@@ -357,59 +361,61 @@ class Memberships:
         room = await self._receiver.known_room(room_id)
         return room is not None and room.is_resident
 
-    async def _send(self, wanted: MembershipRequest) -> AppendResult:
-        room_id, user_id, content = wanted
+    async def _send(self, request: MembershipRequest) -> AppendResult:
+        room_id, user_id, content = request
         return await self._store.send(room_id, user_id, MEMBER, content, state_key=user_id)
 
     async def _through(
         self,
         enter: Callable[[OtherServer, MembershipRequest], Awaitable[T]],
-        wanted: MembershipRequest,
+        request: MembershipRequest,
         servers: Iterable[str],
     ) -> T:
         """Try servers one after the other; raise `RemoteError` with the failures of all."""
         signer = signer_of(self._store, None)
         failures: dict[ServerName, RemoteError] = {}
-        for server in await self._candidates(wanted, servers):
+        for server in await self._candidates(request, servers):
             try:
                 return await enter(
-                    OtherServer(server, self._remote, self._receiver, signer), wanted
+                    OtherServer(server, self._remote, self._receiver, signer), request
                 )
             except RemoteError as error:
                 failures[server] = error
         raise _failure_of_all(failures)
 
     async def _candidates(
-        self, wanted: MembershipRequest, servers: Iterable[str]
+        self, request: MembershipRequest, servers: Iterable[str]
     ) -> list[ServerName]:
         """Return the servers to try: those named, that of the inviter, and that of the room id.
 
         Then those of the stored state, and of the state that the invite or the knock shows.
         """
-        named = [args.server(one) for one in args.listed(servers, "servers")]
-        shown = await self._shown(wanted.user_id, wanted.room_id)
-        inviters = [one["sender"] for one in shown if one["state_key"] == wanted.user_id]
+        named = [args.server(server) for server in args.listed(servers, "servers")]
+        shown = await self._shown(request.user_id, request.room_id)
+        inviters = [event["sender"] for event in shown if event["state_key"] == request.user_id]
         limit = self._receiver.limits.resident_servers_max
         async with self._store.database.connection() as conn:
-            inside = await servers_by_size(conn, wanted.room_id, limit)
-        users = [*inviters, wanted.room_id], [one["sender"] for one in shown]
-        first, last = (map(server_name_of, one) for one in users)
-        found = dict.fromkeys([*named, *first, *inside, *last])
-        return [one for one in found if one not in ("", self._store.server_name)][:limit]
+            inside = await servers_by_size(conn, request.room_id, limit)
+        users = [*inviters, request.room_id], [event["sender"] for event in shown]
+        first, last = (map(server_name_of, user_ids) for user_ids in users)
+        candidates = dict.fromkeys([*named, *first, *inside, *last])
+        return [server for server in candidates if server not in ("", self._store.server_name)][
+            :limit
+        ]
 
     async def _shown(self, user_id: UserId, room_id: RoomId) -> Sequence[Mapping[str, Any]]:
         """Return the state that a user's invite or knock shows."""
-        found = await self._store.sync(user_id, filter=SyncFilter(rooms=[room_id]))
-        if room_id in found.invite:
-            return found.invite[room_id].invite_state
-        return found.knock[room_id].knock_state if room_id in found.knock else ()
+        response = await self._store.sync(user_id, filter=SyncFilter(rooms=[room_id]))
+        if room_id in response.invite:
+            return response.invite[room_id].invite_state
+        return response.knock[room_id].knock_state if room_id in response.knock else ()
 
 
 async def state_to_show(store: Store, room_id: str) -> list[dict[str, Any]]:
     """Return the PDUs of the state that a user sees of a room before joining."""
     state = await store.current_state(room_id, types=SHOWN)
     events = await store.events(state.values())
-    return [one.json for one in events.values()]
+    return [event.json for event in events.values()]
 
 
 def _signature(response: JsonObject, server: ServerName) -> dict[str, Any]:
@@ -439,7 +445,7 @@ def _failure_of_all(failures: Mapping[ServerName, RemoteError]) -> RemoteError:
     if not failures:
         return RemoteError("no server of the room is known", status=404, errcode="M_NOT_FOUND")
     reason = "; ".join(f"{server}: {error}" for server, error in failures.items())
-    answers = [one for one in failures.values() if one.status is not None]
+    answers = [error for error in failures.values() if error.status is not None]
     last = answers[-1] if answers else RemoteError(reason)
     return RemoteError(
         reason, status=last.status, errcode=last.errcode, room_version=last.room_version

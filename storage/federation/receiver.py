@@ -25,7 +25,7 @@ from storage.event import Event, parse
 from storage.federation import joining
 from storage.federation.gap import BackfillResult, Results, backfill_room, fill_gap
 from storage.federation.invites import (
-    ENDS,
+    END_MEMBERSHIPS,
     InviteResult,
     ShownState,
     is_local_membership,
@@ -104,8 +104,8 @@ class Receiver:
     ) -> None:
         self.store = store
         self._remote = remote
-        given = ReceiverLimits() if limits is None else limits
-        self.limits = args.instance(given, ReceiverLimits, "limits")
+        checked_limits = ReceiverLimits() if limits is None else limits
+        self.limits = args.instance(checked_limits, ReceiverLimits, "limits")
         self.joins, self._rooms, self._left_gaps = KeyedLocks(), KeyedLocks(), LeftGaps()
         self._completing, self._was_joined = KeyedLocks(), asyncio.Event()
         self._keys = KeyRing(remote, self.limits, own_keys(store))
@@ -119,8 +119,8 @@ class Receiver:
 
         Source: server-server API, "Request Authentication".
         """
-        name, given = args.server(server), args.mapping(signed, "signed")
-        await self._keys.check_signed(name, given, self.limits.request_seconds)
+        name, signed_object = args.server(server), args.mapping(signed, "signed")
+        await self._keys.check_signed(name, signed_object, self.limits.request_seconds)
 
     async def check_request(
         self, method: str, uri: str, authorization: str | None, content: JsonObject | None
@@ -151,10 +151,10 @@ class Receiver:
 
     async def version_of(self, room_id: str) -> str:
         """Return the version of a room. `UnknownRoom`."""
-        known = await self.known_room(room_id)
-        if known is None:
+        room = await self.known_room(room_id)
+        if room is None:
             raise UnknownRoom(room_id)
-        return known.room_version
+        return room.room_version
 
     # ---------------------------------------------------------------------------------------------
     # transactions
@@ -186,8 +186,10 @@ class Receiver:
                     return await self._receive(server, room, here)
                 return await self._receive_outside(room, here)
 
-        for found in await _all([receive_room(room, here) for room, here in by_room.items()]):
-            results.update(found)
+        for room_results in await _all(
+            [receive_room(room, here) for room, here in by_room.items()]
+        ):
+            results.update(room_results)
         return results
 
     async def accepted(self, origin: str, pdu: Pdu, room_version: str) -> AppendResult:
@@ -218,11 +220,11 @@ class Receiver:
         room_ids = {room for room, _ in rooms if room is not None}
         # a server sends events as soon as it has accepted a join, which is not stored here yet
         await self.joins.released(room_ids, self.limits.task_seconds)
-        known = await self._known_rooms(room_ids)
+        rooms_by_id = await self._known_rooms(room_ids)
         by_room: dict[KnownRoom, list[Pdu]] = {}
         refused: Results = {}
         for pdu, (room_id, event_id) in zip(pdus, rooms, strict=True):
-            room = known.get(room_id or "")
+            room = rooms_by_id.get(room_id or "")
             if room is not None:
                 by_room.setdefault(room, []).append(pdu)
             elif event_id is not None:
@@ -263,15 +265,17 @@ class Receiver:
                 await lock.acquire()
         except TimeoutError:
             return {
-                one: AppendResult(one, "missing_parents", "another gap of the room is being filled")
-                for one in waiting
+                event_id: AppendResult(
+                    event_id, "missing_parents", "another gap of the room is being filled"
+                )
+                for event_id in waiting
             }
         try:
             results = await task.append(waiting.values())
-            still = _waiting(waiting, results)
-            if still:
+            blocked = _waiting(waiting, results)
+            if blocked:
                 self._left_gaps.left(task.room_id)
-                results |= await fill_gap(task, await task.servers(origin), still)
+                results |= await fill_gap(task, await task.servers(origin), blocked)
             return results
         finally:
             lock.release()
@@ -282,7 +286,7 @@ class Receiver:
         parsed = await task.parse(pdus)
         results = dict(parsed.refused)
         for event_id, event in parsed.events.items():
-            if is_local_membership(event, self.store.server_name, ENDS):
+            if is_local_membership(event, self.store.server_name, END_MEMBERSHIPS):
                 results[event_id] = await store_out_of_band(task, event, event.raw)
             else:
                 results[event_id] = _not_in_room(event_id, room.room_id)
@@ -324,23 +328,23 @@ class Receiver:
     async def _join(self, origin: ServerName, join: Event, response: Any) -> JoinResult:
         task = self._task(join.room_id, join.room_version.identifier)
         await partial_marks.drop_lost_marks(self.store.database)
-        known = (await self._known_rooms([join.room_id])).get(join.room_id)
-        await joining.refuse_other_version(task, known)
+        room = (await self._known_rooms([join.room_id])).get(join.room_id)
+        await joining.refuse_other_version(task, room)
         read = joining.read_response(response, self.limits.state_events_max)
         if read.servers is None:
             return await joining.store_join(task, await joining.checked_join(task, join, read))
         async with self._rooms.lock(join.room_id):
-            known = (await self._known_rooms([join.room_id])).get(join.room_id)
-            if known is None or not known.is_resident:
+            room = (await self._known_rooms([join.room_id])).get(join.room_id)
+            if room is None or not room.is_resident:
                 checked = await joining.checked_join(task, join, read)
                 mark = OmittedMembers(origin, read.servers)
                 result = await joining.store_join(task, checked, mark)
                 self._was_joined.set()
                 return result
         # without the lock: the join may have a gap, and filling it needs the lock
-        return await self._join_known(task, origin, known, join, read)
+        return await self._join_resident(task, origin, room, join, read)
 
-    async def _join_known(
+    async def _join_resident(
         self,
         task: RoomTask,
         origin: ServerName,
@@ -359,8 +363,8 @@ class Receiver:
 
     async def partial_room(self, room_id: str) -> PartialRoom | None:
         """Return the room if members of it are missing."""
-        found = await self.store.partial_rooms()
-        return next((room for room in found if room.room_id == room_id), None)
+        partial_rooms = await self.store.partial_rooms()
+        return next((room for room in partial_rooms if room.room_id == room_id), None)
 
     async def complete(self, room_id: str) -> bool:
         """Fetch the members that a join left out, and complete the state of the room.
@@ -368,8 +372,8 @@ class Receiver:
         Return whether all members are known now. If no server has returned them, call it again
         later. It is one transaction, so a call that is interrupted changes nothing. `UnknownRoom`.
         """
-        known = (await self._known_rooms([args.room(room_id)])).get(room_id)
-        if known is None:
+        known_room = (await self._known_rooms([args.room(room_id)])).get(room_id)
+        if known_room is None:
             raise UnknownRoom(room_id)
         room = await self.partial_room(room_id)
         if room is None:
@@ -377,7 +381,7 @@ class Receiver:
         async with self._completing.lock(room_id):
             if await self.partial_room(room_id) is None:
                 return True
-            return await joining.complete(self._task(room_id, known.room_version), room)
+            return await joining.complete(self._task(room_id, known_room.room_version), room)
 
     async def complete_partial_rooms(self) -> list[RoomId]:
         """Complete every room of which members are missing; return those that are complete now.
@@ -431,19 +435,19 @@ class Receiver:
         `InviteResult` for what to answer.
         """
         version = args.text(room_version)
-        found = read_membership(pdu, version, self.store.server_name, {"invite"})
-        if isinstance(found, AppendResult):
-            return InviteResult(found, {})
-        room = (await self._known_rooms([found.room_id])).get(found.room_id)
+        event = read_membership(pdu, version, self.store.server_name, {"invite"})
+        if isinstance(event, AppendResult):
+            return InviteResult(event, {})
+        room = (await self._known_rooms([event.room_id])).get(event.room_id)
         if room is not None and room.room_version != version:
-            found = read_again(found, room.room_version)
-            if isinstance(found, AppendResult):
-                return InviteResult(found, {})
-        task = self._task(found.room_id, found.room_version.identifier)
-        whole = signed(self.store, found)
+            event = read_again(event, room.room_version)
+            if isinstance(event, AppendResult):
+                return InviteResult(event, {})
+        task = self._task(event.room_id, event.room_version.identifier)
+        whole = signed(self.store, event)
         if room is not None and room.is_resident:
-            return InviteResult(await store_in_room(task, found, whole), whole)
-        return InviteResult(await store_out_of_band(task, found, whole, stripped_state), whole)
+            return InviteResult(await store_in_room(task, event, whole), whole)
+        return InviteResult(await store_out_of_band(task, event, whole, stripped_state), whole)
 
     async def knocked(
         self, pdu: Pdu, room_version: str, stripped_state: Iterable[Mapping[str, Any]] = ()
@@ -459,7 +463,7 @@ class Receiver:
 
         It rejects an invite, or takes a knock back, while no local user is in the room.
         """
-        return await self._out_of_band(pdu, room_version, ENDS, ())
+        return await self._out_of_band(pdu, room_version, END_MEMBERSHIPS, ())
 
     async def _out_of_band(
         self,
@@ -469,16 +473,16 @@ class Receiver:
         stripped_state: Iterable[Mapping[str, Any]],
     ) -> AppendResult:
         version = args.text(room_version)
-        found = read_membership(pdu, version, self.store.server_name, memberships)
-        if isinstance(found, AppendResult):
-            return found
-        task = self._task(found.room_id, version)
+        event = read_membership(pdu, version, self.store.server_name, memberships)
+        if isinstance(event, AppendResult):
+            return event
+        task = self._task(event.room_id, version)
         if "knock" in memberships:
             try:
                 await joining.forget_false_claim(task)
             except joining.Refused as refused:
-                return AppendResult(found.event_id, "invalid", refused.reason)
-        return await store_out_of_band(task, found, pdu, stripped_state)
+                return AppendResult(event.event_id, "invalid", refused.reason)
+        return await store_out_of_band(task, event, pdu, stripped_state)
 
     # ---------------------------------------------------------------------------------------------
     # history
@@ -504,23 +508,25 @@ class Receiver:
 
 def _waiting(events: Mapping[EventId, Event], results: Results) -> dict[EventId, Event]:
     return {
-        one: event for one, event in events.items() if results[one].outcome == "missing_parents"
+        event_id: event
+        for event_id, event in events.items()
+        if results[event_id].outcome == "missing_parents"
     }
 
 
-def _room_of(pdu: Pdu, glanced: Mapping[str, Any]) -> tuple[str | None, EventId | None]:
+def _room_of(pdu: Pdu, header: Mapping[str, Any]) -> tuple[str | None, EventId | None]:
     """Return the room id of a PDU, and its event id if that can be read without the room.
 
     A create event names its version, and from version 12 on it has no room id.
     """
-    room_id = glanced.get("room_id")
+    room_id = header.get("room_id")
     room = room_id if args.is_text(room_id) else None
-    if glanced.get("type") != "m.room.create":
+    if header.get("type") != "m.room.create":
         return room, None
-    content = glanced.get("content")
+    content = header.get("content")
     version = content.get("room_version", "1") if isinstance(content, dict) else None
-    found = receive.read(pdu, dict(glanced), version if isinstance(version, str) else None)
-    return (found.room_id if isinstance(found, Event) else room), found.event_id
+    event = receive.read(pdu, dict(header), version if isinstance(version, str) else None)
+    return (event.room_id if isinstance(event, Event) else room), event.event_id
 
 
 def _not_in_room(event_id: EventId, room_id: str | None) -> AppendResult:

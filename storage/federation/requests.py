@@ -50,10 +50,10 @@ class TaskRequests:
 
     def reason(self) -> str:
         """Return why this task did not get what it needed."""
-        said = [f"{server}: {why}" for server, why in self.failures.items()]
+        reasons = [f"{server}: {why}" for server, why in self.failures.items()]
         if self.are_spent:
-            said.append("the limits of this task are reached")
-        return "; ".join(said) or "no server returned what is missing"
+            reasons.append("the limits of this task are reached")
+        return "; ".join(reasons) or "no server returned what is missing"
 
     async def missing_events(
         self,
@@ -129,7 +129,9 @@ class TaskRequests:
 
     def _ids(self, server: ServerName, body: JsonObject, name: str) -> list[EventId]:
         ids = body.get(name)
-        if not isinstance(ids, list) or not all(is_text(one) and one[:1] == "$" for one in ids):
+        if not isinstance(ids, list) or not all(
+            is_text(event_id) and event_id[:1] == "$" for event_id in ids
+        ):
             self.failures[server] = f"{name} is no list of event ids"
             raise RemoteError(self.failures[server])
         if len(ids) > self._limits.state_events_max:
@@ -167,14 +169,14 @@ def pdus_in(body: JsonObject, name: str, limit: int) -> list[Pdu]:
 
     An item that cannot be a PDU is refused as well: the response is damaged.
     """
-    found = body.get(name)
-    if not isinstance(found, list):
+    pdus = body.get(name)
+    if not isinstance(pdus, list):
         raise RemoteError(f"the response has no list {name}")
-    if len(found) > limit:
-        raise RemoteError(f"{name} has {len(found)} events: at most {limit} are read")
-    if not all(isinstance(one, bytes | dict) for one in found):
+    if len(pdus) > limit:
+        raise RemoteError(f"{name} has {len(pdus)} events: at most {limit} are read")
+    if not all(isinstance(pdu, bytes | dict) for pdu in pdus):
         raise RemoteError(f"{name} holds something else than PDUs")
-    return found
+    return pdus
 
 
 # --------------------------------------------------------------------------------------------------
@@ -218,10 +220,10 @@ def read_authorization(header: str | None) -> SignedHeader:
     if header is None:
         raise InvalidSignature("the request has no header Authorization")
     scheme = SCHEME.match(args.text(header))
-    found = PARAMETER.findall(header[scheme.end() :]) if scheme else []
-    given = {name.lower(): quoted or token for name, quoted, token in found}
+    parameters = PARAMETER.findall(header[scheme.end() :]) if scheme else []
+    values = {name.lower(): quoted or token for name, quoted, token in parameters}
     try:
-        parts = given["origin"], given["key"], given["sig"], given.get("destination", "")
+        parts = values["origin"], values["key"], values["sig"], values.get("destination", "")
     except KeyError as error:
         raise InvalidSignature(f"the header Authorization has no {error}") from error
     return SignedHeader(*parts)

@@ -35,8 +35,12 @@ class ReadEvents(NamedTuple):
 
     def restricted(self, event_ids: Collection[EventId]) -> "ReadEvents":
         return ReadEvents(
-            {one: event for one, event in self.events.items() if one in event_ids},
-            {one: refusal for one, refusal in self.refused.items() if one in event_ids},
+            {event_id: event for event_id, event in self.events.items() if event_id in event_ids},
+            {
+                event_id: refusal
+                for event_id, refusal in self.refused.items()
+                if event_id in event_ids
+            },
         )
 
 
@@ -69,12 +73,12 @@ class RoomTask:
         read = ReadEvents({}, {})
         turns = Turns()
         for pdu in pdus:
-            found = receive.read(pdu, receive.glance_of(pdu), self.room_version)
-            await turns.took(receive.work_of(pdu, found))
-            if isinstance(found, Event):
-                read.events[found.event_id] = found
-            elif found.event_id is not None:
-                read.refused[found.event_id] = found
+            event = receive.read(pdu, receive.glance_of(pdu), self.room_version)
+            await turns.took(receive.work_of(pdu, event))
+            if isinstance(event, Event):
+                read.events[event.event_id] = event
+            elif event.event_id is not None:
+                read.refused[event.event_id] = event
         return read
 
     async def verify(self, events: Mapping[EventId, Event]) -> dict[EventId, AppendResult]:
@@ -93,13 +97,15 @@ class RoomTask:
         if only is not None:
             parsed = parsed.restricted(only)
         foreign = {
-            one: self._of_other_room(event)
-            for one, event in parsed.events.items()
+            event_id: self._of_other_room(event)
+            for event_id, event in parsed.events.items()
             if event.room_id != self.room_id
         }
-        here = {one: event for one, event in parsed.events.items() if one not in foreign}
+        here = {
+            event_id: event for event_id, event in parsed.events.items() if event_id not in foreign
+        }
         refused = foreign | await self.verify(here)
-        events = {one: event for one, event in here.items() if one not in refused}
+        events = {event_id: event for event_id, event in here.items() if event_id not in refused}
         return ReadEvents(events, parsed.refused | refused, frozenset(foreign))
 
     def _of_other_room(self, event: Event) -> AppendResult:
@@ -123,7 +129,7 @@ class RoomTask:
             state_before=state_before,
             room_versions={self.room_id: self.room_version},
         )
-        return {event.event_id: one for event, one in zip(batch, results, strict=True)}
+        return {event.event_id: result for event, result in zip(batch, results, strict=True)}
 
     async def append_chain(
         self, events: Mapping[EventId, Event], of: Event
@@ -161,18 +167,18 @@ class RoomTask:
 
     async def loaded(self, event_ids: Iterable[EventId]) -> dict[EventId, Event]:
         """Return those of the events that are stored in this room, parsed."""
-        found = await self.store.events(list(event_ids))
+        stored_events = await self.store.events(list(event_ids))
         return {
-            one.event_id: parse(one.raw, self.room_version)
-            async for one in in_turns(found.values(), size_of)
-            if one.room_id == self.room_id
+            event.event_id: parse(event.raw, self.room_version)
+            async for event in in_turns(stored_events.values(), size_of)
+            if event.room_id == self.room_id
         }
 
     async def servers(self, *first: ServerName) -> list[ServerName]:
         """Return the servers to ask: these first, then those with the most users in the room."""
         async with self.store.database.connection() as conn:
             joined = await servers_by_size(conn, self.room_id, self.limits.servers_max + 1)
-        ordered = [one for one in dict.fromkeys([*first, *joined]) if one != self.own_name]
+        ordered = [server for server in dict.fromkeys([*first, *joined]) if server != self.own_name]
         return ordered[: self.limits.servers_max]
 
     @property
@@ -186,28 +192,28 @@ class RoomTask:
         So nothing is stored that the auth rules refuse, and no event without its auth chain.
         """
         ordered = list(events.values())
-        cited = {one for event in ordered for one in auth_ids_of(event)} - events.keys()
+        cited = {event_id for event in ordered for event_id in auth_ids_of(event)} - events.keys()
         stored = await self.stored(cited)
-        usable = [one for one, key in stored.items() if key.is_authorised]
-        known = await self.loaded(usable)
+        usable = [event_id for event_id, key in stored.items() if key.is_authorised]
+        auth_events = await self.loaded(usable)
         done = Authorised({}, {})
-        async for place in in_turns(receive.in_order(ordered)):
-            event = ordered[place]
+        async for index in in_turns(receive.in_order(ordered)):
+            event = ordered[index]
             try:
-                check_auth_events(event, known, frozenset())
+                check_auth_events(event, auth_events, frozenset())
             except AuthDenied as denied:
                 done.left_out[event.event_id] = f"{denied.rule}: {denied.reason}"
             else:
-                known[event.event_id] = done.events[event.event_id] = event
+                auth_events[event.event_id] = done.events[event.event_id] = event
         return done
 
 
 def _chain_of(event: Event, events: Mapping[EventId, Event]) -> dict[EventId, Event]:
-    found: dict[EventId, Event] = {}
-    front = [*auth_ids_of(event)]
-    while front:
-        event_id = front.pop()
-        if event_id in events and event_id not in found:
-            found[event_id] = events[event_id]
-            front.extend(auth_ids_of(events[event_id]))
-    return found
+    chain: dict[EventId, Event] = {}
+    queue = [*auth_ids_of(event)]
+    while queue:
+        event_id = queue.pop()
+        if event_id in events and event_id not in chain:
+            chain[event_id] = events[event_id]
+            queue.extend(auth_ids_of(events[event_id]))
+    return chain

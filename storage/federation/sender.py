@@ -82,27 +82,30 @@ class QueuedEvent(NamedTuple):
 class Destination:
     """The events that one server has yet to get.
 
-    ``news`` ends the wait for events, ``is_up`` the pause after a failure. A transaction has up to
-    ``pdus_max`` events. ``may_drop``: since one was dropped, one was sent, or there was a pause.
+    ``has_new_events`` ends the wait for events, ``is_up`` the pause after a failure. A transaction
+    has up to ``pdus_max`` events. ``may_drop``: since one was dropped, one was sent, or there was a
+    pause.
     """
 
     pdus_max: int
     queue: dict[EventId, QueuedEvent] = field(default_factory=dict)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    has_new_events: asyncio.Event = field(default_factory=asyncio.Event)
     is_up: asyncio.Event = field(default_factory=asyncio.Event)
     may_drop: bool = True
 
     def put(self, event_id: EventId, event: QueuedEvent, most: int) -> None:
         self.queue.setdefault(event_id, event)
         if len(self.queue) > most:
-            latest = {queued.room_id: one for one, queued in self.queue.items()}
+            latest = {queued.room_id: event_id for event_id, queued in self.queue.items()}
             kept = set(latest.values())
-            self.queue = {one: at for one, at in self.queue.items() if one in kept}
-        self.news.set()
+            self.queue = {event_id: at for event_id, at in self.queue.items() if event_id in kept}
+        self.has_new_events.set()
 
     def first(self, *, is_passed_on: bool) -> int | None:
         """Return the first position of one kind. Each kind is in order."""
-        kind = (one.position for one in self.queue.values() if one.is_passed_on == is_passed_on)
+        kind = (
+            event.position for event in self.queue.values() if event.is_passed_on == is_passed_on
+        )
         return next(kind, None)
 
 
@@ -124,12 +127,12 @@ class Sender:
         ``cursor`` is the name of the position in ``store.cursors``.
         """
         self._store, self._send, self._cursor = store, send, args.text(cursor)
-        given = SenderLimits() if limits is None else limits
-        self._limits = args.instance(given, SenderLimits, "limits")
+        checked_limits = SenderLimits() if limits is None else limits
+        self._limits = args.instance(checked_limits, SenderLimits, "limits")
         self._servers = defaultdict[ServerName, Destination](self._destination)
         self._tasks: dict[ServerName, asyncio.Task[None]] = {}
         self._relay = store.define_stream(RELAY, keep_ms=RELAY_KEEP_MS)
-        self._news = asyncio.Event()
+        self._has_new_events = asyncio.Event()
         self._read = {False: 0, True: 0}  # by `QueuedEvent.is_passed_on`
         self._saved = dict(self._read)
         self._transactions = count(time.time_ns())
@@ -174,12 +177,12 @@ class Sender:
 
     def _advanced(self, advance: Advance) -> None:
         if advance.stream_name in ("events", RELAY):
-            self._news.set()
+            self._has_new_events.set()
 
     async def _read_outbox(self) -> None:
         has_begun = False
         while True:
-            self._news.clear()
+            self._has_new_events.clear()
             try:
                 if not has_begun:
                     await self._read_cursors()
@@ -192,7 +195,7 @@ class Sender:
                 logger.warning("the outbox cannot be read: %s", error)
                 is_whole = True
             if is_whole:
-                await _wait(self._news, self._limits.poll_seconds)
+                await _wait(self._has_new_events, self._limits.poll_seconds)
 
     async def _read_cursors(self) -> None:
         """Begin after what was sent before this process started."""
@@ -203,22 +206,22 @@ class Sender:
     async def _read_page(self) -> bool:
         """Put a page of the outbox into the queues. Return whether there is no more."""
         page = await self._store.outbox(self._read[False])
-        for one in page:
-            event = QueuedEvent(one.position, one.room_id, is_passed_on=False)
-            self._put(one.servers, one.event_id, event)
+        for outgoing in page:
+            event = QueuedEvent(outgoing.position, outgoing.room_id, is_passed_on=False)
+            self._put(outgoing.servers, outgoing.event_id, event)
         is_whole, self._read[False] = page.upto == self._read[False], page.upto
         return is_whole
 
     async def _read_relay(self) -> bool:
         """Put events of other servers into the queues. Return whether there is no more."""
         upto = self._store.streams[RELAY].linear()
-        facts = await self._relay.rows(self._read[True], upto, limit=RELAY_ROWS)
-        for fact in facts:
-            event = QueuedEvent(fact.stream_id, RoomId(fact.value["room_id"]), is_passed_on=True)
-            event_id = EventId(fact.value.get("event_id", fact.key))  # the key until 0.2
-            self._put(map(ServerName, fact.value["servers"]), event_id, event)
-        is_whole = len(facts) < RELAY_ROWS
-        self._read[True] = max(self._read[True], upto if is_whole else facts[-1].stream_id)
+        rows = await self._relay.rows(self._read[True], upto, limit=RELAY_ROWS)
+        for row in rows:
+            event = QueuedEvent(row.stream_id, RoomId(row.value["room_id"]), is_passed_on=True)
+            event_id = EventId(row.value.get("event_id", row.key))  # the key until 0.2
+            self._put(map(ServerName, row.value["servers"]), event_id, event)
+        is_whole = len(rows) < RELAY_ROWS
+        self._read[True] = max(self._read[True], upto if is_whole else rows[-1].stream_id)
         return is_whole
 
     def _name(self, kind: bool) -> str:
@@ -236,7 +239,7 @@ class Sender:
         """Move each cursor to the first event that a server lacks."""
         for kind, read in self._read.items():
             unsent = (to.first(is_passed_on=kind) for to in self._servers.values())
-            waiting = [one for one in unsent if one is not None]
+            waiting = [position for position in unsent if position is not None]
             sent_upto = min(waiting, default=read + 1) - 1
             if sent_upto > self._saved[kind]:
                 self._saved[kind] = await self._store.cursors.set(self._name(kind), sent_upto)
@@ -244,14 +247,14 @@ class Sender:
     async def _serve(self, server: ServerName) -> None:
         to, pause = self._servers[server], self._limits.retry_seconds
         while True:
-            to.news.clear()
+            to.has_new_events.clear()
             to.is_up.clear()
             try:
                 while to.queue:
                     await self._send_first(server, to)
                 pause = self._limits.retry_seconds
                 await self._save()
-                await to.news.wait()
+                await to.has_new_events.wait()
             except Exception as error:  # of the caller's `send`, logged
                 unexpected = not isinstance(error, RemoteError | StorageError)
                 logger.warning("%s gets no events: %s", server, error, exc_info=unexpected)
@@ -280,12 +283,12 @@ class Sender:
             to.may_drop = False
             logger.error("%s never gets %s, which cannot be sent: %s", server, ids[0], error)  # noqa: TRY400
         to.pdus_max = min(2 * to.pdus_max, self._limits.pdus_max)
-        for one in ids:
-            to.queue.pop(one, None)
+        for event_id in ids:
+            to.queue.pop(event_id, None)
 
     async def _send_events(self, server: ServerName, ids: list[EventId]) -> None:
         stored = await self._store.events(ids)
-        events = [stored[one] for one in ids if one in stored]
+        events = [stored[event_id] for event_id in ids if event_id in stored]
         if not events:
             return
         limit = asyncio.timeout(self._limits.send_seconds)

@@ -63,16 +63,16 @@ class TokenAccess:
 
     def entered(self, connection: HTTPConnection) -> Response | None:
         """Return the answer to a request whose URL has the token; None for another one."""
-        given = connection.query_params.get(PARAMETER)
-        if given is None or not self._is_token(given) or not self.is_our_host(connection):
+        token = connection.query_params.get(PARAMETER)
+        if token is None or not self._is_token(token) or not self.is_our_host(connection):
             return None
         left = connection.url.remove_query_params(PARAMETER)
         answer = RedirectResponse(f"{left.path}{'?' if left.query else ''}{left.query}", 303)
         answer.set_cookie(self._cookie, self.token, httponly=True, samesite="strict", path="/")
         return answer
 
-    def _is_token(self, given: str | None) -> bool:
-        return given is not None and secrets.compare_digest(given.encode(), self.token.encode())
+    def _is_token(self, token: str | None) -> bool:
+        return token is not None and secrets.compare_digest(token.encode(), self.token.encode())
 
 
 def viewer_name(viewer: Viewer) -> str:

@@ -178,10 +178,10 @@ class Inspector:
 
 async def static(request: Request) -> Response:
     """Return a script or a style sheet."""
-    found = static_file(request.path_params["name"])
-    if found is None:
+    file = static_file(request.path_params["name"])
+    if file is None:
         return Response("not found\n", 404, data_headers(), "text/plain; charset=utf-8")
-    body, kind = found
+    body, kind = file
     return Response(body, 200, static_headers(), kind)
 
 

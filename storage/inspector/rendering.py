@@ -41,8 +41,8 @@ class Links:
 
     def to(self, path: str, parameters: Mapping[str, object]) -> str:
         """Return the address of a page, with parameters of any name."""
-        given = {name: value for name, value in parameters.items() if value is not None}
-        query = urlencode(given, quote_via=quote, safe="")
+        present = {name: value for name, value in parameters.items() if value is not None}
+        query = urlencode(present, quote_via=quote, safe="")
         return f"{self._root}{quote(path)}{'?' if query else ''}{query}"
 
     def static(self, name: str) -> str:
@@ -53,20 +53,20 @@ class Links:
 @cache
 def static_file(name: str) -> tuple[bytes, str] | None:
     """Return a script or style sheet and its type; None if there is no such file."""
-    known = {one.name: one for one in STATIC.iterdir() if one.is_file()}
+    files = {path.name: path for path in STATIC.iterdir() if path.is_file()}
     kind = TYPES.get(name.rpartition(".")[2])
-    if name not in known or kind is None:
+    if name not in files or kind is None:
         return None
-    return known[name].read_bytes(), kind
+    return files[name].read_bytes(), kind
 
 
 @cache
 def static_version() -> str:
     """Return a digest of all scripts and style sheets."""
     digest = hashlib.sha256()
-    for one in sorted(STATIC.iterdir(), key=lambda path: path.name):
-        if one.is_file():
-            digest.update(one.read_bytes())
+    for file in sorted(STATIC.iterdir(), key=lambda path: path.name):
+        if file.is_file():
+            digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -57,10 +57,10 @@ class Visit:
         """Return a position of the stream of events as a parameter of live pages."""
         return SyncToken.of({EVENTS: position}).print(self.store.deployment_id)
 
-    def read_position(self, given: str) -> VectorPosition:
+    def read_position(self, text: str) -> VectorPosition:
         """Return the position of such a parameter. `InvalidToken`."""
-        found = SyncToken.parse(given, self.store.deployment_id).position(EVENTS)
-        return self.position if found is None else found
+        position = SyncToken.parse(text, self.store.deployment_id).position(EVENTS)
+        return self.position if position is None else position
 
     # ---------------------------------------------------------------------------------------------
     # parameters
@@ -76,34 +76,34 @@ class Visit:
 
         `InputError` for one that is too long, or that cannot be stored as text.
         """
-        given = self.parameters.get(name, "").strip()
-        if len(given) > PARAMETER_MAX:
-            raise InputError(f"{name} has {len(given)} characters, more than {PARAMETER_MAX}")
-        return args.text(given) if given else None
+        text = self.parameters.get(name, "").strip()
+        if len(text) > PARAMETER_MAX:
+            raise InputError(f"{name} has {len(text)} characters, more than {PARAMETER_MAX}")
+        return args.text(text) if text else None
 
-    def wanted(self, name: str) -> str:
+    def required(self, name: str) -> str:
         """Return a parameter. `InputError` if it is absent."""
-        given = self.text(name)
-        if given is None:
+        text = self.text(name)
+        if text is None:
             raise InputError(f"the address lacks {name}")
-        return given
+        return text
 
     def event(self, name: str = "id") -> EventId:
         """Return an event id. `InvalidIdentifier`."""
-        return args.event(self.wanted(name))
+        return args.event(self.required(name))
 
     def room(self, name: str = "id") -> RoomId:
         """Return a room id. `InvalidIdentifier`."""
-        return args.room(self.wanted(name))
+        return args.room(self.required(name))
 
     def whole(self, name: str) -> int | None:
         """Return a whole number of 64 bits, not negative; None if it is absent. `InputError`."""
-        given = self.text(name)
-        if given is None:
+        text = self.text(name)
+        if text is None:
             return None
-        if not (given.isascii() and given.isdecimal()):
-            raise InputError(f"{name} is {given!r}: a whole number is wanted")
-        return min(int(given[:20]), INTEGER_MAX)
+        if not (text.isascii() and text.isdecimal()):
+            raise InputError(f"{name} is {text!r}: a whole number is wanted")
+        return min(int(text[:20]), INTEGER_MAX)
 
     def content(self) -> bool:
         """Return whether the content of events is to be shown, and log it.
@@ -120,9 +120,11 @@ class Visit:
     # ---------------------------------------------------------------------------------------------
     # reads and answers
 
-    async def read(self, query: Callable[..., Awaitable[T]], *given: Any, **how: Any) -> T:
+    async def read(self, query: Callable[..., Awaitable[T]], *arguments: Any, **how: Any) -> T:
         """Run a query on one snapshot, on a standby where the store has one."""
-        return await self.store.reads.run(lambda conn: query(conn, *given, **how), snapshot=True)
+        return await self.store.reads.run(
+            lambda conn: query(conn, *arguments, **how), snapshot=True
+        )
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> Response:
         text = environment().get_template(template).render(self._shared() | values)
@@ -178,13 +180,13 @@ SQL_ALIVE: Final[LiteralString] = "VALUES (1)"
 async def live(visit: Visit) -> Response:
     """Return a stream of news of the rooms in the parameters ``room``."""
     inspector = visit.inspector
-    rooms = [args.room(one) for one in visit.request.query_params.getlist("room")]
+    rooms = [args.room(room_id) for room_id in visit.request.query_params.getlist("room")]
     if len(rooms) > ROOMS_MAX:
         raise InputError(f"a live page has at most {ROOMS_MAX} rooms")
     if inspector.streams >= STREAMS_MAX:
         return Response("too many live pages\n", 503, data_headers(), "text/plain")
-    given = visit.request.headers.get("Last-Event-ID") or visit.text("since")
-    since = visit.position if given is None else visit.read_position(given)
+    token = visit.request.headers.get("Last-Event-ID") or visit.text("since")
+    since = visit.position if token is None else visit.read_position(token)
     body = _stream(visit, rooms, since)
     return StreamingResponse(body, 200, data_headers(), "text/event-stream")
 
@@ -201,12 +203,12 @@ async def _stream(
         yield b"retry: 2000\n\n"
         up = True
         while not inspector.closing.is_set():
-            has_news = await _wait(visit, rooms, since)
-            if has_news:
+            has_changed = await _wait(visit, rooms, since)
+            if has_changed:
                 token, since = since, visit.position
                 changed = [room for room in rooms if _has_changed(visit.store, room, token)]
-                news = _event("news", {"rooms": changed or list(rooms)})
-                yield f"id: {visit.print_position(since)}\n".encode() + news
+                message = _event("news", {"rooms": changed or list(rooms)})
+                yield f"id: {visit.print_position(since)}\n".encode() + message
             was_up, up = up, await _is_up(visit.store)
             yield _event("database", {"up": up}) if up != was_up else b": beat\n\n"
     except StorageClosed:
@@ -218,19 +220,21 @@ async def _stream(
 async def _wait(visit: Visit, rooms: Sequence[RoomId], since: VectorPosition) -> bool:
     """Wait for news of a room, for at most a beat, or until the inspector closes."""
     after = SyncToken.of({EVENTS: since})
-    news = asyncio.ensure_future(visit.store.notifier.wait(rooms, after=after, timeout_ms=BEAT_MS))
+    change = asyncio.ensure_future(
+        visit.store.notifier.wait(rooms, after=after, timeout_ms=BEAT_MS)
+    )
     closing = asyncio.ensure_future(visit.inspector.closing.wait())
     try:
-        await asyncio.wait({news, closing}, return_when=asyncio.FIRST_COMPLETED)
-        return news.done() and news.result()
+        await asyncio.wait({change, closing}, return_when=asyncio.FIRST_COMPLETED)
+        return change.done() and change.result()
     finally:
-        for one in (news, closing):
-            one.cancel()
-        await asyncio.gather(news, closing, return_exceptions=True)
+        for task in (change, closing):
+            task.cancel()
+        await asyncio.gather(change, closing, return_exceptions=True)
 
 
 def _has_changed(store: Store, room_id: RoomId, since: VectorPosition) -> bool:
-    return store.notifier.was_told([room_id], {EVENTS: since})
+    return store.notifier.may_have_changed([room_id], {EVENTS: since})
 
 
 async def _is_up(store: Store) -> bool:

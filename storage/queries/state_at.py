@@ -470,7 +470,7 @@ async def _whole(
     states = (
         {}
         if remembered is None
-        else {int(group): state for (group,), state in remembered.held().items()}
+        else {int(group): state for (group,), state in remembered.entries().items()}
     )
     groups, folded = await _groups_at(conn, wanted, after=after, known=states)
     if folded:

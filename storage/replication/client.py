@@ -51,7 +51,7 @@ class ClientTransport:
         self._backoff = Backoff.of(self._limits)
         self._connection: LineConnection | None = None
         self._greeted = False
-        self._news = asyncio.Event()
+        self._state_changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self.last_error: StorageError | OSError | None = None
@@ -80,13 +80,13 @@ class ClientTransport:
         while not self._greeted:
             if self._closed:
                 raise StorageClosed("replication client")
-            await self._news.wait()
+            await self._state_changed.wait()
             if isinstance(self.last_error, ProtocolError):
                 raise self.last_error
 
     async def attempted(self) -> None:
         """Wait until the next attempt to connect has ended, successful or not."""
-        await self._news.wait()
+        await self._state_changed.wait()
 
     async def close(self) -> None:
         self._closed = True
@@ -155,8 +155,8 @@ class ClientTransport:
 
     def _tell_waiting(self, error: StorageError | OSError | None) -> None:
         self.last_error = error
-        self._news.set()
-        self._news = asyncio.Event()
+        self._state_changed.set()
+        self._state_changed = asyncio.Event()
 
 
 class Client:

@@ -535,7 +535,7 @@ def parse(line: str) -> Command:
         raise ProtocolError(f"{name}: {error.reason}", line=line[:SHOWN_MAX]) from None
 
 
-def is_known(line: str) -> bool:
+def is_command(line: str) -> bool:
     """Return whether the line's command is known, well formed or not."""
     return line.partition(" ")[0] in _READ
 

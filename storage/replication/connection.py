@@ -51,7 +51,7 @@ class LineConnection:
         self.refused: str | None = None
         """Why this side has ended the connection."""
 
-        self.gone: asyncio.Event = asyncio.Event()
+        self.ended: asyncio.Event = asyncio.Event()
         """Set by the owner, when the connection has ended and is cleaned up."""
 
         self._reader = reader

@@ -29,7 +29,7 @@ from storage.errors import DatabaseError, ProtocolError
 from storage.replication import transport
 from storage.replication.commands import Position, Rdata
 from storage.replication.transport import Handlers, Link, ReplicationLimits
-from storage.streams.feed import Advance, Fact, whole_ids
+from storage.streams.feed import Advance, StreamRow, whole_ids
 from storage.streams.registry import Streams
 
 # --------------------------------------------------------------------------------------------------
@@ -61,13 +61,13 @@ class FollowTarget(Protocol):
 
     async def rows(
         self, stream_name: str, instance_name: str, after: int, upto: int, limit: int
-    ) -> list[Fact]:
+    ) -> list[StreamRow]:
         """Return a writer's facts with ``after < stream_id <= upto``, at most ``limit``."""
 
     def advance(
-        self, stream_name: str, instance_name: str, current: int, facts: list[Fact]
+        self, stream_name: str, instance_name: str, current: int, rows: list[StreamRow]
     ) -> None:
-        """Advance a writer to ``current``; ``facts`` are all its facts since its last position."""
+        """Advance a writer to ``current``; ``rows`` are all its facts since its last position."""
 
 
 class StreamsTarget:
@@ -118,7 +118,7 @@ class StreamsTarget:
 
     async def rows(
         self, stream_name: str, instance_name: str, after: int, upto: int, limit: int
-    ) -> list[Fact]:
+    ) -> list[StreamRow]:
         """See `FollowTarget`.
 
         Raise `DatabaseReplaced` where a restore lies between, until the store has entered the
@@ -131,9 +131,9 @@ class StreamsTarget:
         )
 
     def advance(
-        self, stream_name: str, instance_name: str, current: int, facts: list[Fact]
+        self, stream_name: str, instance_name: str, current: int, rows: list[StreamRow]
     ) -> None:
-        self._streams.advance(stream_name, instance_name, current, facts, local=False)
+        self._streams.advance(stream_name, instance_name, current, rows, local=False)
 
 
 class HandlersTarget:
@@ -161,7 +161,7 @@ class HandlersTarget:
 
     async def rows(
         self, stream_name: str, instance_name: str, after: int, upto: int, limit: int
-    ) -> list[Fact]:
+    ) -> list[StreamRow]:
         if self._handlers.fetch is None:
             logger.warning(
                 "rows of %s by %s between %d and %d were missed, and cannot be fetched",
@@ -174,12 +174,12 @@ class HandlersTarget:
         return await self._handlers.fetch(stream_name, instance_name, after, upto, limit)
 
     def advance(
-        self, stream_name: str, instance_name: str, current: int, facts: list[Fact]
+        self, stream_name: str, instance_name: str, current: int, rows: list[StreamRow]
     ) -> None:
         previous = self._positions.get((stream_name, instance_name), current)
         self._positions[stream_name, instance_name] = current
         self._handlers.tell(
-            Advance(stream_name, instance_name, previous, current, facts, local=False)
+            Advance(stream_name, instance_name, previous, current, rows, local=False)
         )
 
 
@@ -228,7 +228,7 @@ class _Track:
     rows: list[Any] = field(default_factory=list)
     """Of a batch whose end has not arrived."""
 
-    facts: list[Fact] = field(default_factory=list)
+    complete_rows: list[StreamRow] = field(default_factory=list)
     """Complete, up to `token`, and about to be passed on."""
 
     token: int | None = None
@@ -237,12 +237,12 @@ class _Track:
 
     fetching: asyncio.Task[None] | None = None
 
-    def is_cut(self, token: int, known: int | None) -> bool:
+    def is_cut(self, token: int, position: int | None) -> bool:
         """Return whether another sender repeats a token, within a batch of a later one.
 
         Rows of either may have come, so the later one is read from the table.
         """
-        repeats = token <= max(known or 0, self.goal, self.token or 0)
+        repeats = token <= max(position or 0, self.goal, self.token or 0)
         return repeats and (self.torn or bool(self.rows))
 
 
@@ -298,9 +298,9 @@ class Follower:
         self._pass_on(track)
         track.torn = track.torn or bool(track.rows)
         track.rows.clear()
-        known = self._target.position(track.stream_name, track.instance_name)
+        position = self._target.position(track.stream_name, track.instance_name)
         leaps = self._target.leaps(track.stream_name, track.instance_name, command.new_token)
-        if track.fetching or leaps or (known is not None and known < command.prev_token):
+        if track.fetching or leaps or (position is not None and position < command.prev_token):
             self._fetch(track, command.new_token)
         else:
             is_learned = self._is_shared and command.prev_token == 0 < command.new_token
@@ -347,7 +347,7 @@ class Follower:
             asyncio.get_running_loop().call_soon(self._pass_on_all)
         if track.token is None:
             self._ready.append(track)
-        track.facts += [Fact(token, track.instance_name, row) for row in rows]
+        track.complete_rows += [StreamRow(token, track.instance_name, row) for row in rows]
         track.token = token
 
     def _pass_on_all(self) -> None:
@@ -366,21 +366,21 @@ class Follower:
                 )
 
     def _pass_on(self, track: _Track) -> None:
-        facts, token = track.facts, track.token
+        rows, token = track.complete_rows, track.token
         if token is not None:
-            track.facts, track.token = [], None
-            self._apply(track, token, facts)
+            track.complete_rows, track.token = [], None
+            self._apply(track, token, rows)
 
-    def _apply(self, track: _Track, current: int, facts: list[Fact]) -> None:
+    def _apply(self, track: _Track, current: int, rows: list[StreamRow]) -> None:
         """Advance the target. Leave out facts that another link has delivered already."""
-        known = self._target.position(track.stream_name, track.instance_name)
-        if known is not None and current <= known:
+        position = self._target.position(track.stream_name, track.instance_name)
+        if position is not None and current <= position:
             return
-        if known is not None and facts and facts[0].stream_id <= known:
-            facts = [fact for fact in facts if fact.stream_id > known]
+        if position is not None and rows and rows[0].stream_id <= position:
+            rows = [row for row in rows if row.stream_id > position]
         self.is_advancing = True
         try:
-            self._target.advance(track.stream_name, track.instance_name, current, facts)
+            self._target.advance(track.stream_name, track.instance_name, current, rows)
         finally:
             self.is_advancing = False
 
@@ -405,25 +405,25 @@ class Follower:
         limit = self._limits.page_rows_max
         try:
             while (
-                known := self._target.position(track.stream_name, track.instance_name) or 0
+                position := self._target.position(track.stream_name, track.instance_name) or 0
             ) < track.goal:
                 goal = track.goal
                 try:
-                    facts = await self._target.rows(
-                        track.stream_name, track.instance_name, known, goal, limit
+                    page = await self._target.rows(
+                        track.stream_name, track.instance_name, position, goal, limit
                     )
                 except DatabaseError as error:
                     logger.warning(
                         "rows of %s by %s after %d: %s; trying again",
                         track.stream_name,
                         track.instance_name,
-                        known,
+                        position,
                         error,
                     )
                     await asyncio.sleep(backoff.next())
                     continue
                 backoff.reset()
-                limit = self._take(track, facts, goal, limit)
+                limit = self._take(track, page, goal, limit)
             track.live = True
         except Exception:
             logger.exception(
@@ -435,11 +435,11 @@ class Follower:
         finally:
             track.fetching = None
 
-    def _take(self, track: _Track, facts: list[Fact], goal: int, limit: int) -> int:
+    def _take(self, track: _Track, page: list[StreamRow], goal: int, limit: int) -> int:
         """Apply one page; return the limit for the next."""
-        whole = whole_ids(facts, limit)
+        whole = whole_ids(page, limit)
         if whole is None:
-            self._apply(track, goal, facts)
+            self._apply(track, goal, page)
         elif whole:
             self._apply(track, whole[-1].stream_id, whole)
         else:

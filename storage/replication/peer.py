@@ -40,7 +40,7 @@ from storage.replication.commands import (
 from storage.replication.follower import Follower, FollowTarget, HandlersTarget, StreamsTarget
 from storage.replication.syncing import Acknowledgements, Session, Syncing, WorkerNames
 from storage.replication.transport import Handlers, Link, Transport
-from storage.streams.feed import Advance, Fact
+from storage.streams.feed import Advance, StreamRow
 from storage.streams.registry import Streams
 
 # --------------------------------------------------------------------------------------------------
@@ -64,12 +64,12 @@ def advance_commands(advance: Advance, *, batches: bool = True) -> Iterator[Comm
     id.
     """
     stream_name, instance_name, sent = advance.stream_name, advance.instance_name, advance.previous
-    for stream_id, facts in groupby(advance.facts, _stream_id):
+    for stream_id, group in groupby(advance.rows, _stream_id):
         if not sent < stream_id <= advance.current:
             continue
-        rows = list(facts)
+        rows = list(group)
         commands: list[Command] = [
-            Rdata(stream_name, instance_name, None, fact.row) for fact in rows[:-1]
+            Rdata(stream_name, instance_name, None, row.row) for row in rows[:-1]
         ]
         commands.append(Rdata(stream_name, instance_name, stream_id, rows[-1].row))
         if (batches or len(commands) == 1) and all(_fits(command) for command in commands):
@@ -91,8 +91,8 @@ def positions(
                 yield Position(name, writer, position, position)
 
 
-def _stream_id(fact: Fact) -> int:
-    return fact.stream_id
+def _stream_id(row: StreamRow) -> int:
+    return row.stream_id
 
 
 def _fits(command: Command) -> bool:
@@ -178,7 +178,7 @@ class ReplicationPeer:
         self._present: dict[str, float] = {}
         """The participants that send their own facts, and when each has last said so."""
 
-        self._ends: list[Callable[[], None]] = []
+        self._unsubscribes: list[Callable[[], None]] = []
         self._beating: asyncio.Task[None] | None = None
         self._noting: set[asyncio.Task[None]] = set()
 
@@ -192,10 +192,10 @@ class ReplicationPeer:
     def start(self) -> None:
         """Take part from now on; needs a running event loop."""
         if self._streams is not None and self._announces != "none":
-            self._ends.append(self._streams.feed.subscribe(self._advanced))
+            self._unsubscribes.append(self._streams.feed.subscribe(self._advanced))
         if self._server_up is not None:
-            self._ends.append(self.handlers.on(RemoteServerUp, self._note_up))
-        self._ends.append(self.transport.subscribe(self))
+            self._unsubscribes.append(self.handlers.on(RemoteServerUp, self._note_up))
+        self._unsubscribes.append(self.transport.subscribe(self))
         self.transport.start()
         if self.transport.is_shared:
             self._beating = asyncio.create_task(self._beat(), name="replication-beat")
@@ -207,9 +207,9 @@ class ReplicationPeer:
             await asyncio.wait([self._beating])
         if self._own_syncs:
             self.transport.publish(ClearUserSync(self.instance_name))
-        for end in self._ends:
+        for end in self._unsubscribes:
             end()
-        self._ends.clear()
+        self._unsubscribes.clear()
         await self.transport.close()
         if self._noting:
             await asyncio.wait(self._noting)
@@ -254,7 +254,7 @@ class ReplicationPeer:
 
         All others must know a new writer before they receive later facts.
         """
-        is_new_writer = not advance.previous and not advance.facts
+        is_new_writer = not advance.previous and not advance.rows
         of_others = self._announces == "all" and (
             self._is_hub or not (self._was_received() or advance.instance_name in self._present)
         )
@@ -299,10 +299,10 @@ class ReplicationPeer:
                 del self._heard[instance_name]
                 self.syncing.clear(instance_name)
                 self.acknowledged.lost([instance_name])
-            gone = [name for name, at in self._present.items() if at < silent_since]
-            for instance_name in gone:
+            silent = [name for name, at in self._present.items() if at < silent_since]
+            for instance_name in silent:
                 del self._present[instance_name]
-            if gone:
+            if silent:
                 self.transport.publish(*self._positions())
 
     # ---------------------------------------------------------------------------------------------
@@ -340,11 +340,11 @@ class ReplicationPeer:
             case Name() if self.transport.is_shared:
                 self._present[command.name] = time.monotonic()
             case UserSync():
-                self.syncing.told(command, link)
+                self.syncing.record(command, link)
             case ClearUserSync():
                 self.syncing.clear(command.instance_name)
             case FederationAck():
-                self.acknowledged.told(command)
+                self.acknowledged.record(command)
             case _:
                 pass  # only for handlers
         self.handlers.tell(command)

@@ -24,7 +24,7 @@ from typing import Any, Final
 from storage.errors import ExtraMissing, InputError, ProtocolError, StorageClosed
 from storage.observability.counters import Outage
 from storage.replication import transport as limits
-from storage.replication.commands import Command, Ping, UserIp, encode, is_known, parse
+from storage.replication.commands import Command, Ping, UserIp, encode, is_command, parse
 from storage.replication.follower import Backoff
 from storage.replication.transport import Link, Subscriber, Subscribers
 
@@ -80,7 +80,7 @@ class RedisTransport:
         self._echoes: deque[bytes] = deque()
         self._link: RedisLink | None = None
         self._refused = asyncio.Event()
-        self._news = asyncio.Event()
+        self._state_changed = asyncio.Event()
         self._closed = False
         self._task: asyncio.Task[None] | None = None
 
@@ -119,7 +119,7 @@ class RedisTransport:
         while self._link is None:
             if self._closed:
                 raise StorageClosed("Redis transport")
-            await self._news.wait()
+            await self._state_changed.wait()
 
     async def close(self) -> None:
         self._closed = True
@@ -194,8 +194,8 @@ class RedisTransport:
         self._refused.set()
 
     def _tell_waiting(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        self._state_changed.set()
+        self._state_changed = asyncio.Event()
 
     # ---------------------------------------------------------------------------------------------
     # lines
@@ -246,7 +246,7 @@ class RedisTransport:
             return
         try:
             line = data.decode()
-            if line.strip() and is_known(line):
+            if line.strip() and is_command(line):
                 self._subscribers.received(parse(line), link)
             elif line.strip():
                 logger.warning("unknown command on %s: %s", self._channel, line[:200])

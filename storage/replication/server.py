@@ -93,13 +93,15 @@ class ServerTransport:
         for connection in self.connections:
             connection.end("server stopping")
         for connection in self.connections:
-            await connection.gone.wait()
+            await connection.ended.wait()
         await self._server.wait_closed()
         self._server = None
 
     def _pass_on(self, some: tuple[Command, ...], *, besides: LineConnection | None) -> None:
         """Send commands; each line is encoded once for all connections."""
-        replicating = [one for one in self._connections if one.replicates and one is not besides]
+        replicating = [
+            other for other in self._connections if other.replicates and other is not besides
+        ]
         for_all = [command for command in some if not isinstance(command, Rdata | Position)]
         if for_all:
             lines = b"".join(map(encode, for_all))
@@ -125,7 +127,7 @@ class ServerTransport:
         finally:
             del self._connections[connection]
             self._subscribers.disconnected(connection)
-            connection.gone.set()
+            connection.ended.set()
 
     def _received(self, command: Command, connection: LineConnection) -> None:
         if isinstance(command, Replicate):
@@ -255,10 +257,10 @@ def _load(
         if authorities is not None:
             context.load_verify_locations(authorities)
     except OSError as error:  # TLS errors are subclasses
-        given = [path for path in (certificate, key, authorities) if path is not None]
-        for path in given:
+        paths = [path for path in (certificate, key, authorities) if path is not None]
+        for path in paths:
             _check_readable(path)
-        names = ", ".join(map(str, given))
+        names = ", ".join(map(str, paths))
         reason = OF_OPENSSL.sub("", str(error)).lower()
         raise InputError(
             f"TLS with {names}: {reason}: each file must be PEM, "

@@ -38,7 +38,7 @@ class Syncing:
         self._counts: dict[object, int] = {}
         self._overflowed: set[object] = set()
 
-    def told(self, command: UserSync, link: object) -> None:
+    def record(self, command: UserSync, link: object) -> None:
         """Record a command of a worker. Raise `ProtocolError` for an id that is too long."""
         _check_length(command)
         name, session = command.instance_name, (command.user_id, command.device_id)
@@ -207,7 +207,7 @@ class WorkerNames:
 # because it continues from its position when it returns. After that it is ignored. So are the first
 # ones that left, where there are too many.
 
-GONE_MAX = 1_000
+UNLINKED_MAX = 1_000
 """Workers without a link that are remembered."""
 
 
@@ -224,26 +224,26 @@ class Acknowledgements:
         self._keep_s = keep_ms / 1000
         self._clock = clock
         self._tokens: dict[str, int] = {}
-        self._gone: OrderedDict[str, float] = OrderedDict()
+        self._unlinked: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def told(self, command: FederationAck) -> None:
+    def record(self, command: FederationAck) -> None:
         """Record an acknowledged position of a worker; an older one than before changes nothing."""
         self._drop_old()
-        known = self._tokens.get(command.instance_name)
+        previous = self._tokens.get(command.instance_name)
         self._tokens[command.instance_name] = (
-            command.token if known is None else max(known, command.token)
+            command.token if previous is None else max(previous, command.token)
         )
-        self._gone.pop(command.instance_name, None)
+        self._unlinked.pop(command.instance_name, None)
 
     def lost(self, instance_names: Iterable[str]) -> None:
         """Record that the link of these workers has ended."""
         for name in instance_names:
             if name in self._tokens:
-                self._gone[name] = self._clock()
-                self._gone.move_to_end(name)
+                self._unlinked[name] = self._clock()
+                self._unlinked.move_to_end(name)
         self._drop_old()
 
     def of(self, instance_name: str) -> int | None:
@@ -262,11 +262,11 @@ class Acknowledgements:
     def forget(self, instance_name: str) -> None:
         """Forget a worker that will not return."""
         self._tokens.pop(instance_name, None)
-        self._gone.pop(instance_name, None)
+        self._unlinked.pop(instance_name, None)
 
     def _drop_old(self) -> None:
         oldest = self._clock() - self._keep_s
-        while self._gone and (
-            len(self._gone) > GONE_MAX or next(iter(self._gone.values())) < oldest
+        while self._unlinked and (
+            len(self._unlinked) > UNLINKED_MAX or next(iter(self._unlinked.values())) < oldest
         ):
-            self.forget(next(iter(self._gone)))
+            self.forget(next(iter(self._unlinked)))

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from storage.errors import ProtocolError
 from storage.replication.commands import Command
-from storage.streams.feed import Fact
+from storage.streams.feed import StreamRow
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Subscribers:
 
 T = TypeVar("T")
 
-Fetch = Callable[[str, str, int, int, int], Awaitable[list[Fact]]]
+Fetch = Callable[[str, str, int, int, int], Awaitable[list[StreamRow]]]
 """Fetch missed rows where there is no store.
 
 (stream name, writer, after, up to, limit) -> the facts of that writer, in order.

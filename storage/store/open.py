@@ -321,7 +321,7 @@ async def open_store(
         if migrate:
             await _migrate(dsn, how=MigrationOptions(database_schema=config.database_schema))
         opening = open_writer(
-            dsn, server_name=server_name, config=config, observer=observer, told_of=None
+            dsn, server_name=server_name, config=config, observer=observer, read_streams=None
         )
         with naming:
             opened = await stack.enter_async_context(opening)
@@ -372,13 +372,13 @@ async def open_writer(
     server_name: str | None,
     config: Config,
     observer: Observer | None = None,
-    told_of: Collection[str] | None = WRITER_READS,
+    read_streams: Collection[str] | None = WRITER_READS,
 ) -> AsyncIterator[OpenWriter]:
     """Open only the writing part of a store.
 
-    Of other writers, it reads the facts of the streams ``told_of`` only. None is for a whole store:
-    it reads all, and its connections prepare the usual statements. The rest is as in `open_store`,
-    and the instance name is that of ``config``.
+    Of other writers, it reads the facts of the streams ``read_streams`` only. None is for a whole
+    store: it reads all, and its connections prepare the usual statements. The rest is as in
+    `open_store`, and the instance name is that of ``config``.
     """
     instance_name = config.instance_name
     startup.check_name(instance_name)
@@ -388,27 +388,27 @@ async def open_writer(
         )
         async with database.connection() as conn:
             await check_schema(conn)
-            if told_of is None and config.prepare_ahead:  # while the rest is opened
+            if read_streams is None and config.prepare_ahead:  # while the rest is opened
                 await stack.enter_async_context(running(database.prepared.run()))
             deployment_id, name = await settled(conn, server_name, wait_ms=config.enter_wait_ms)
             await startup.be_alone(conn, instance_name, wait_ms=config.enter_wait_ms)
         async with database.transaction() as conn:
             own = await startup.entered(conn, instance_name)
             database.measures.last_received_ms = await last_received_ms(conn)
-        streams = Streams(database, instance_name, own.positions, own.epochs, lost=own.lost)
+        streams = Streams(database, instance_name, own.positions, own.writer_epochs, lost=own.lost)
         for one in own.defined:
-            streams.add(declaration(one), own.positions[one], own.epochs[one])
+            streams.add(declaration(one), own.positions[one], own.writer_epochs[one])
         entry = DatabaseEntry(database, streams, name, deployment_id, own.mark)
         database.watch(entry.is_same)
         writer = Writer(database, streams, server_name=name, writer_nid=own.writer_nid)
         await stack.enter_async_context(
             # entered before the writer starts, so that it ends after the last write
-            running(stay_entered(entry, told_of=told_of))
+            running(stay_entered(entry, read_streams=read_streams))
         )
         writer.start()
         stack.push_async_callback(writer.close)
         await stack.enter_async_context(
-            running(follow(database, streams, every_ms=config.follow_ms, told_of=told_of))
+            running(follow(database, streams, every_ms=config.follow_ms, read_streams=read_streams))
         )
         yield OpenWriter(
             database, streams, writer, Identity(name, instance_name, own.writer_nid, deployment_id)

@@ -164,11 +164,11 @@ async def _look_within_an_era(store: StoreCore, request: SyncRequest, *, waits: 
     `ResyncNeeded` if the token covers positions that the present database has lost.
     """
     while True:
-        era = store.database.era
+        connection_generation = store.database.connection_generation
         if store.streams.lost and request.token is not None:
             store.streams.refuse_lost(request.text, request.token)
         found = await _look_once(store, request, waits=waits)
-        if era == store.database.era:
+        if connection_generation == store.database.connection_generation:
             return found
 
 
@@ -275,14 +275,14 @@ async def _sliding_within_an_era(store: StoreCore, request: PreparedRequest) -> 
     `UnknownPos` if the `pos` covers positions that the present database has lost.
     """
     while True:
-        era = store.database.era
+        connection_generation = store.database.connection_generation
         if store.streams.lost and request.upto is not None:
             try:
                 store.streams.refuse_lost(request.text, request.upto)
             except ResyncNeeded as error:
                 raise UnknownPos(request.text, error.reason) from error
         draft = await _sliding_once(store, request)
-        if era == store.database.era:
+        if connection_generation == store.database.connection_generation:
             return draft
 
 

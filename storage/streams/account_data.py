@@ -11,8 +11,8 @@ import orjson
 from storage import arguments as args
 from storage.database.connection import Connection, require_room
 from storage.errors import UnknownRoom
-from storage.streams.feed import Fact
-from storage.streams.stream_writer import StreamWriter, WrittenFactRow, WrittenFacts
+from storage.streams.feed import StreamRow
+from storage.streams.stream_writer import StreamWriter, WrittenIdRow, WrittenRows
 
 SQL_SET: Final[LiteralString] = """
 WITH
@@ -76,20 +76,20 @@ WHERE p.name = $1::text AND a.stream_id > $2::bigint AND a.stream_id <= $3::bigi
 ORDER BY a.stream_id
 """
 
-SQL_OF_PLACE: Final[LiteralString] = """
+SQL_OF_SCOPE: Final[LiteralString] = """
 WITH
-place AS (
+scope AS (
     SELECT 0 AS room_nid WHERE $2::text IS NULL
     UNION ALL
     SELECT room_nid FROM rooms WHERE room_id = $2::text
 )
 SELECT t.type, a.content
 FROM principals p
-CROSS JOIN place
--- one place: a join could read the account data of all rooms of the user
+CROSS JOIN scope
+-- one scope: a join could read the account data of all rooms of the user
 CROSS JOIN LATERAL (
     SELECT * FROM account_data
-        WHERE principal_nid = p.principal_nid AND room_nid = place.room_nid OFFSET 0
+        WHERE principal_nid = p.principal_nid AND room_nid = scope.room_nid OFFSET 0
 ) AS a
 JOIN event_types t USING (type_nid)
 WHERE p.name = $1::text
@@ -141,15 +141,15 @@ class AccountData:
             args.content(content, "content"),
         )
 
-        async def write(conn: Connection) -> WrittenFacts:
+        async def write(conn: Connection) -> WrittenRows:
             writer = self._writer
             row = await conn.fetchrow(
-                SQL_SET, user, room, kind, packed, *writer.author, row=WrittenFactRow
+                SQL_SET, user, room, kind, packed, *writer.author, row=WrittenIdRow
             )
             if row is None:
                 raise UnknownRoom(str(room))
-            return WrittenFacts(
-                [Fact(row.stream_id, writer.instance_name, [user, room, kind])], row.writers
+            return WrittenRows(
+                [StreamRow(row.stream_id, writer.instance_name, [user, room, kind])], row.writers
             )
 
         return await self._writer.write(write)
@@ -162,7 +162,7 @@ class AccountData:
         user = args.local_user(user_id, self._server_name)
         room = None if room_id is None else args.room(room_id)
         rows = await self._writer.reads.of_primary(
-            lambda conn: conn.fetch(SQL_OF_PLACE, user, room, row=OwnContentRow)
+            lambda conn: conn.fetch(SQL_OF_SCOPE, user, room, row=OwnContentRow)
         )
         if room is not None and not rows:
             await self._writer.reads.of_primary(lambda conn: require_room(conn, room))

@@ -77,8 +77,8 @@ class ChainMemory:
             self.misses += 1
             return None
         self.hits += 1
-        found = self._chains[event_ids] = self._chains.pop(event_ids)  # the last one to be dropped
-        return found
+        chain = self._chains[event_ids] = self._chains.pop(event_ids)  # the last one to be dropped
+        return chain
 
     def keep(self, event_ids: frozenset[EventId], chain: frozenset[EventId], as_of: int) -> None:
         """Remember the auth chain of events that all have a position, as read at ``as_of``."""
@@ -164,13 +164,13 @@ class Removed(NamedTuple):
         return (
             []
             if self.kind == "state_groups"
-            else [one for one in self.ids if not one.startswith("#")]
+            else [event_id for event_id in self.ids if not event_id.startswith("#")]
         )
 
     @property
     def event_nids(self) -> list[int]:
         """Return the nids of the events that are no longer stored."""
-        return [int(one[1:]) for one in self.ids if one.startswith("#")]
+        return [int(text[1:]) for text in self.ids if text.startswith("#")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ class Cache(Generic[V]):
         """Return the entry, if it is there. Count nothing, and do not extend its life."""
         return self._entries.get(key)
 
-    def held(self) -> dict[Key, V]:
+    def entries(self) -> dict[Key, V]:
         """Return all entries. Count nothing, and do not extend their life."""
         return dict(self._entries)
 
@@ -240,20 +240,20 @@ class Cache(Generic[V]):
 
         A key that ``load`` does not return has none.
         """
-        found: dict[K, V] = {}
+        entries: dict[K, V] = {}
         tickets: dict[K, Ticket] = {}
         for key in keys:
             entry = self.get(key)
             if isinstance(entry, Ticket):
                 tickets[key] = entry
             else:
-                found[key] = entry
+                entries[key] = entry
         if tickets:
             loaded = await load(list(tickets))
             for key, value in loaded.items():
                 self.fill(tickets[key], value)
-            found.update(loaded)
-        return found
+            entries.update(loaded)
+        return entries
 
     def forget(self, key: Sequence[str] | None) -> None:
         """Drop one stale entry, or all."""
@@ -334,11 +334,11 @@ class LastChange:
 class RoomsOf(NamedTuple):
     """The rooms that a local user is in, with their nids.
 
-    ``moved`` is the position of the last change of any of the user's memberships.
+    ``changed_at`` is the position of the last change of any of the user's memberships.
     """
 
     joined: Mapping[str, int]
-    moved: int
+    changed_at: int
 
 
 class MemberIds(NamedTuple):
@@ -396,7 +396,7 @@ class ReadCaches(Generic[E, S]):
             state_entries=sizes.whole_states,
             listening_since=listening_since,
         )
-        feed.subscribe(caches.told)
+        feed.subscribe(caches.on_advance)
         return caches
 
     def counted(self) -> "dict[str, Cache[Any] | ChainMemory | LastChange]":
@@ -424,14 +424,14 @@ class ReadCaches(Generic[E, S]):
         for changes in (self.room_changes, self.state_changes):
             changes.restart(listening_since)
 
-    def told(self, advance: Advance) -> None:
+    def on_advance(self, advance: Advance) -> None:
         """Invalidate by an advance of the feed."""
         if advance.stream_name == "events":
-            for fact in advance.facts:
-                self._event(fact.stream_id, fact.row)
+            for row in advance.rows:
+                self._event(row.stream_id, row.row)
         elif advance.stream_name == "caches":
-            for fact in advance.facts:
-                self.invalidate(fact.row[0], fact.row[1])
+            for row in advance.rows:
+                self.invalidate(row.row[0], row.row[1])
 
     def invalidate(self, name: str, key: Sequence[str] | None) -> None:
         """Apply a row of the stream "caches".

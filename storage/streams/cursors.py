@@ -50,10 +50,10 @@ class Cursors:
         A smaller position than the stored one changes nothing, so a late call cannot undo a newer
         one. With ``rewind`` it is stored. `InputError`.
         """
-        given = _name(name), args.position(position, "position"), args.flag(rewind, "rewind")
+        arguments = _name(name), args.position(position, "position"), args.flag(rewind, "rewind")
 
         async def write(conn: Connection) -> int:
-            return int(await conn.fetchval(SQL_SET, *given))
+            return int(await conn.fetchval(SQL_SET, *arguments))
 
         return await self._database.run(write)
 

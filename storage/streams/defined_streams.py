@@ -19,13 +19,13 @@ from storage import arguments as args
 from storage.database.connection import Connection, Database
 from storage.database.placeholders import fill
 from storage.errors import InputError, ReadOnly, UnknownStream
-from storage.streams.feed import Fact
+from storage.streams.feed import StreamRow
 from storage.streams.positions import LARGEST_POSITION, VectorPosition
 from storage.streams.published_facts import PublishedFact, PublishedRow
 from storage.streams.reads import parts, vector
 from storage.streams.registry import STREAMS, Restart, Streams
 from storage.streams.startup import join
-from storage.streams.stream_writer import StreamWriter, WrittenFactRow, WrittenFacts
+from storage.streams.stream_writer import StreamWriter, WrittenIdRow, WrittenRows
 
 NAME: Final = re.compile(r"[a-z][a-z0-9_.-]{0,39}")
 STREAMS_MAX: Final = 32
@@ -94,7 +94,7 @@ SELECT stream_id, CASE
 FROM fact
 """
 
-TEMPLATE_FACTS: Final[LiteralString] = """
+TEMPLATE_ROWS: Final[LiteralString] = """
 SELECT f.stream_id, w.instance_name, f.key, f.value, f.wakes
 FROM published_facts f
 JOIN writers w USING (writer_nid)
@@ -107,10 +107,8 @@ WHERE f.stream_name = $1::text {of_keys}
 ORDER BY f.stream_id
 LIMIT $9::bigint
 """
-SQL_FACTS: Final[LiteralString] = fill(TEMPLATE_FACTS, of_keys="")
-SQL_FACTS_OF_KEYS: Final[LiteralString] = fill(
-    TEMPLATE_FACTS, of_keys="AND f.key = ANY($10::text[])"
-)
+SQL_ROWS: Final[LiteralString] = fill(TEMPLATE_ROWS, of_keys="")
+SQL_ROWS_OF_KEYS: Final[LiteralString] = fill(TEMPLATE_ROWS, of_keys="AND f.key = ANY($10::text[])")
 
 
 class DefinedStream:
@@ -150,18 +148,20 @@ class DefinedStream:
         written, and `CommitUnknown` if the outcome cannot be determined.
         """
         packed, woken = _value(value), _woken(wakes)
-        given = _key(key), packed, woken, SUPERSEDED_KEEP_MS, self.keep_ms
+        arguments = _key(key), packed, woken, SUPERSEDED_KEEP_MS, self.keep_ms
         if self._streams.read_only:
             raise ReadOnly
         await self
 
-        async def write(conn: Connection) -> WrittenFacts:
+        async def write(conn: Connection) -> WrittenRows:
             writer = self._writer
             [row] = await conn.fetch(
-                SQL_PUBLISH, self.name, *given, *writer.author, row=WrittenFactRow
+                SQL_PUBLISH, self.name, *arguments, *writer.author, row=WrittenIdRow
             )
-            fact = [key, orjson.loads(packed), woken]
-            return WrittenFacts([Fact(row.stream_id, writer.instance_name, fact)], row.writers)
+            wire_row = [key, orjson.loads(packed), woken]
+            return WrittenRows(
+                [StreamRow(row.stream_id, writer.instance_name, wire_row)], row.writers
+            )
 
         return await self._writer.write(write)
 
@@ -181,13 +181,13 @@ class DefinedStream:
         """
         low, high = vector(after, "after"), vector(upto, "upto")
         most = None if limit is None else args.position(limit, "limit")
-        given = (self.name, *parts(low), *parts(high), high.furthest(), most)
+        arguments = (self.name, *parts(low), *parts(high), high.furthest(), most)
         of_keys = None if keys is None else args.texts(keys, "keys")
         rows = await self._streams.reads.of_primary(
             lambda conn: (
-                conn.fetch(SQL_FACTS, *given, row=PublishedRow)
+                conn.fetch(SQL_ROWS, *arguments, row=PublishedRow)
                 if of_keys is None
-                else conn.fetch(SQL_FACTS_OF_KEYS, *given, of_keys, row=PublishedRow)
+                else conn.fetch(SQL_ROWS_OF_KEYS, *arguments, of_keys, row=PublishedRow)
             )
         )
         return [PublishedFact.of(row) for row in rows]
@@ -230,7 +230,7 @@ class DefinedStreams(Mapping[str, DefinedStream]):
         stream = self._defined[name] = DefinedStream(self._database, self._streams, writer, keep)
         self.covered |= {name}
         if name not in self._streams:
-            self._streams.wanted.add(name)
+            self._streams.to_enter.add(name)
         return stream
 
     def named(self, name: str) -> DefinedStream:
@@ -241,7 +241,7 @@ class DefinedStreams(Mapping[str, DefinedStream]):
 
     async def ready(self) -> None:
         """Enter the streams that were defined since the last call."""
-        if self._streams.wanted:
+        if self._streams.to_enter:
             await join(self._database, self._streams)
 
     def _restart(self, restart: Restart) -> None:
@@ -277,6 +277,6 @@ def _woken(wakes: Iterable[str]) -> list[str]:
     ids = args.texts(wakes, "wakes")
     if len(ids) > WAKES_MAX:
         raise InputError(f"wakes has {len(ids)} ids, more than {WAKES_MAX}: name rooms instead")
-    for one in ids:
-        (args.room if one.startswith("!") else args.user)(one)
+    for woken_id in ids:
+        (args.room if woken_id.startswith("!") else args.user)(woken_id)
     return ids

@@ -119,7 +119,7 @@ class Need:
 def _reach(token: PaginationToken) -> int:
     """Return the largest stream ordering in a token, 0 for the ends of a room."""
     named = (token.live, token.stream, *(level.stream for level in token.earlier))
-    return max((one for one in named if one < LARGEST_POSITION), default=0)
+    return max((ordering for ordering in named if ordering < LARGEST_POSITION), default=0)
 
 
 NOTHING: Final = Need()
@@ -162,9 +162,9 @@ class StandbyState:
         A writer without a row here has no fact at or below ``position.min``, if the others are at
         ``min``: it had entered before they could get there (`storage.streams.startup`).
         """
-        found = self.positions.get(stream_name, {})
-        return min(found.values(), default=0) >= position.min and all(
-            found.get(writer, 0) >= stream_id for writer, stream_id in position.items
+        positions = self.positions.get(stream_name, {})
+        return min(positions.values(), default=0) >= position.min and all(
+            positions.get(writer, 0) >= stream_id for writer, stream_id in position.items
         )
 
     def has_events(self, upto: int) -> bool:
@@ -190,7 +190,7 @@ class StandbyState:
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-class Fact(NamedTuple):
+class StreamRow(NamedTuple):
     """One row of a stream: its id, its writer, and the row in wire form (a list of JSON values)."""
 
     stream_id: int
@@ -201,7 +201,7 @@ class Fact(NamedTuple):
 class Advance(NamedTuple):
     """A writer's position went from ``previous`` to ``current``.
 
-    ``facts`` are all facts of that writer between, in order.
+    ``rows`` are all facts of that writer between, in order.
 
     ``local`` is False for an advance from another process. An advance without facts means that ids
     were not used.
@@ -211,11 +211,11 @@ class Advance(NamedTuple):
     instance_name: str
     previous: int
     current: int
-    facts: Sequence[Fact]
+    rows: Sequence[StreamRow]
     local: bool = True
 
 
-def whole_ids(page: Sequence[Fact], limit: int) -> list[Fact] | None:
+def whole_ids(page: Sequence[StreamRow], limit: int) -> list[StreamRow] | None:
     """Return the facts of a page whose ids have all their rows in it; None for the last page.
 
     ``limit`` is the size of the page. A full page may have cut the rows of its last id. An empty
@@ -223,7 +223,7 @@ def whole_ids(page: Sequence[Fact], limit: int) -> list[Fact] | None:
     """
     if len(page) < limit:
         return None
-    return [fact for fact in page if fact.stream_id < page[-1].stream_id]
+    return [row for row in page if row.stream_id < page[-1].stream_id]
 
 
 Subscriber = Callable[[Advance], None]

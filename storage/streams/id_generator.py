@@ -131,9 +131,9 @@ class IdGenerator:
         self._largest_known = max(self._largest_known, stream_id)
         if completed:
             self._completed.add(stream_id)
-        known = self._currents.setdefault(writer, 0)
+        previous = self._currents.setdefault(writer, 0)
         if writer != self.writer or stream_id <= self._bound():
-            self._currents[writer] = max(known, stream_id)
+            self._currents[writer] = max(previous, stream_id)
         self._move()
 
     def remove_writer(self, writer: str) -> None:
@@ -203,8 +203,8 @@ class IdGenerator:
         return min((reservation.bound for reservation in self._open), default=self._largest_known)
 
     def _largest_completed(self, bound: int) -> int:
-        found = self._completed.floor(bound)
-        return self._linear if found is None else max(self._linear, found)
+        completed = self._completed.floor(bound)
+        return self._linear if completed is None else max(self._linear, completed)
 
     def _move(self) -> None:
         """Move this writer's current and the linear position as far as possible."""

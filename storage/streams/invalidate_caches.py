@@ -68,8 +68,8 @@ async def register_writer(database: Database) -> None:
     It takes a transaction of its own, because it waits for the writes under way.
     """
     async with database.connection() as conn:
-        known = await conn.fetchval(SQL_FIND_WRITER, INSTANCE_NAME)
-    if known is None:
+        writer_nid = await conn.fetchval(SQL_FIND_WRITER, INSTANCE_NAME)
+    if writer_nid is None:
         async with database.transaction() as conn:
             await enter(conn, INSTANCE_NAME)
 

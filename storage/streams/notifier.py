@@ -25,7 +25,7 @@ class _Waiter:
     seen: Mapping[str, VectorPosition]
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def told(self, stream_name: str, instance_name: str, stream_id: int) -> None:
+    def wake_for(self, stream_name: str, instance_name: str, stream_id: int) -> None:
         """Wake the waiter for a fact of one of its keys, unless its token covers the fact."""
         position = self.seen.get(stream_name)
         if position is not None and not position.covers(instance_name, stream_id):
@@ -44,7 +44,7 @@ class Notifier:
         self._waiting: dict[str, dict[_Waiter, None]] = {}
         self._closed = False
         self._concerned = self._begun()
-        streams.feed.subscribe(self.told)
+        streams.feed.subscribe(self.on_advance)
         streams.on_restart(self._restart)
 
     def _begun(self) -> dict[tuple[str, str], LastChange]:
@@ -58,18 +58,18 @@ class Notifier:
         self._concerned = self._begun()
         self._wake_all()
 
-    def told(self, advance: Advance) -> None:
+    def on_advance(self, advance: Advance) -> None:
         """Wake the waiters of the facts' keys."""
-        place = advance.stream_name, advance.instance_name
-        concerned = self._concerned.get(place)
+        writer = advance.stream_name, advance.instance_name
+        concerned = self._concerned.get(writer)
         if concerned is None:
-            concerned = self._concerned[place] = LastChange(self._remembered, advance.previous)
+            concerned = self._concerned[writer] = LastChange(self._remembered, advance.previous)
         wakes = self.streams[advance.stream_name].declaration.wakes
-        for fact in advance.facts:
-            for key in wakes(fact.row):
-                concerned.note(key, fact.stream_id)
+        for row in advance.rows:
+            for key in wakes(row.row):
+                concerned.note(key, row.stream_id)
                 for waiter in self._waiting.get(key, ()):
-                    waiter.told(advance.stream_name, advance.instance_name, fact.stream_id)
+                    waiter.wake_for(advance.stream_name, advance.instance_name, row.stream_id)
 
     def positions(self) -> Iterator[tuple[str, str, int]]:
         """Return stream, writer and position up to which this process has followed."""
@@ -95,7 +95,7 @@ class Notifier:
         for key in keys:
             self._waiting.setdefault(key, {})[waiter] = None
         try:
-            if not (self._closed or self.was_told(keys, waiter.seen)):
+            if not (self._closed or self.may_have_changed(keys, waiter.seen)):
                 async with asyncio.timeout(timeout_ms / 1000):
                     await waiter.woken.wait()
         except TimeoutError:
@@ -116,7 +116,7 @@ class Notifier:
             for waiter in waiters:
                 waiter.woken.set()
 
-    def was_told(self, keys: Iterable[str], seen: Mapping[str, VectorPosition]) -> bool:
+    def may_have_changed(self, keys: Iterable[str], seen: Mapping[str, VectorPosition]) -> bool:
         """Return whether there may have been news for one of the keys after these positions.
 
         Only the streams in ``seen`` count.
@@ -140,7 +140,7 @@ class Notifier:
         It is unknown where this process has not followed the stream up to the end of the range, and
         where the beginning is too long ago.
         """
-        found: set[str] = set()
+        changed_keys: set[str] = set()
         followed = self.streams[stream_name].positions()
         for writer in {*followed, *(writer for writer, _ in upto.items)}:
             since, last = after.position(writer), upto.position(writer)
@@ -149,8 +149,8 @@ class Notifier:
             concerned = self._concerned.get((stream_name, writer))
             if concerned is None or since < concerned.floor or followed.get(writer, 0) < last:
                 return None
-            found.update(concerned.since(since))
-        return found
+            changed_keys.update(concerned.since(since))
+        return changed_keys
 
     def _leave(self, keys: Iterable[str], waiter: _Waiter) -> None:
         for key in keys:

@@ -16,13 +16,13 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection, Database
 from storage.errors import StorageError
 from storage.observability.counters import Outage
-from storage.streams.feed import Fact, whole_ids
+from storage.streams.feed import StreamRow, whole_ids
 from storage.streams.registry import Streams
 from storage.streams.startup import join
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-FACTS_AT_ONCE: Final = 1_000
+ROWS_AT_ONCE: Final = 1_000
 EVERYTHING: Final = (1 << 63) - 1
 
 SQL_SEQUENCES: Final[LiteralString] = """
@@ -81,7 +81,7 @@ async def follow(
     streams: Streams,
     *,
     every_ms: int,
-    told_of: Collection[str] | None = None,
+    read_streams: Collection[str] | None = None,
 ) -> None:
     """Poll until cancelled.
 
@@ -89,14 +89,14 @@ async def follow(
     example, may be missing for a moment. `Measures.streams_polled_at` has the time of the last poll
     that ended well.
 
-    ``told_of`` are the streams whose facts are read; of the others only positions are read. None:
-    all streams, and those that are defined meanwhile.
+    ``read_streams`` are the streams whose facts are read; of the others only positions are read.
+    None: all streams, and those that are defined meanwhile.
     """
     outage = Outage(logger, "the database")
     while True:
         await asyncio.sleep(every_ms / 1000)
         try:
-            await follow_once(database, streams, told_of)
+            await follow_once(database, streams, read_streams)
         except StorageError as error:
             outage.failed(f"the positions of the streams cannot be read: {error}")
         else:
@@ -105,7 +105,7 @@ async def follow(
 
 
 async def follow_once(
-    database: Database, streams: Streams, told_of: Collection[str] | None = None
+    database: Database, streams: Streams, read_streams: Collection[str] | None = None
 ) -> None:
     """Move idle writers, catch up with the others, and settle own writes with lost responses."""
     for settle in list(streams.unsettled):
@@ -113,17 +113,19 @@ async def follow_once(
     async with database.connection() as conn:
         if not streams.read_only:
             await move_idle(conn, streams)
-        found = await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow)
-        _meet(streams, found)
-        for row in found:
+        rows = await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow)
+        _meet(streams, rows)
+        for row in rows:
             if row.stream_name in streams:
-                if _is_read(streams, row, told_of):
+                if _is_read(streams, row, read_streams):
                     await _catch_up(conn, streams, row)
                 else:
                     _move(streams, row)
     if streams.read_only:
         streams.keep_up()
-    if told_of is None and (streams.wanted or any(row.stream_name not in streams for row in found)):
+    if read_streams is None and (
+        streams.to_enter or any(row.stream_name not in streams for row in rows)
+    ):
         await join(database, streams)
 
 
@@ -131,17 +133,19 @@ async def follow_writer(
     conn: Connection, streams: Streams, stream_name: str, instance_name: str
 ) -> None:
     """Catch up with one writer of one stream now, without waiting for the next poll."""
-    found = await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow)
-    _meet(streams, found)
-    for row in found:
+    rows = await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow)
+    _meet(streams, rows)
+    for row in rows:
         if (row.stream_name, row.instance_name) == (stream_name, instance_name):
             await _catch_up(conn, streams, row)
 
 
-def _is_read(streams: Streams, row: FollowedPositionRow, told_of: Collection[str] | None) -> bool:
+def _is_read(
+    streams: Streams, row: FollowedPositionRow, read_streams: Collection[str] | None
+) -> bool:
     """Return whether the facts of a writer are read, beside its position."""
-    is_told = told_of is None or row.stream_name in told_of
-    return is_told and row.instance_name != streams.instance_name
+    is_requested = read_streams is None or row.stream_name in read_streams
+    return is_requested and row.instance_name != streams.instance_name
 
 
 async def learn_writers(
@@ -159,31 +163,31 @@ async def learn_writers(
         _meet(streams, await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow))
 
 
-async def missed_facts(
+async def missed_rows(
     conn: Connection, streams: Streams, names: Sequence[str]
-) -> dict[str, tuple[int, list[Fact]]]:
+) -> dict[str, tuple[int, list[StreamRow]]]:
     """Read the facts that this process committed without publishing them.
 
     Return by stream its position in the table, and its facts up to there. Learn all writers, so
     that the positions may be published.
     """
-    found = await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow)
-    _meet(streams, found)
-    missed: dict[str, tuple[int, list[Fact]]] = {}
-    for row in found:
+    positions = await conn.fetch(SQL_POSITIONS, row=FollowedPositionRow)
+    _meet(streams, positions)
+    missed: dict[str, tuple[int, list[StreamRow]]] = {}
+    for row in positions:
         if row.stream_name in names and row.instance_name == streams.instance_name:
             stream = streams[row.stream_name]
-            known = stream.positions()[row.instance_name]
-            facts = await stream.declaration.read(
-                conn, known, row.stream_id, row.instance_name, EVERYTHING
+            published = stream.positions()[row.instance_name]
+            rows = await stream.declaration.read(
+                conn, published, row.stream_id, row.instance_name, EVERYTHING
             )
-            missed[row.stream_name] = row.stream_id, facts
+            missed[row.stream_name] = row.stream_id, rows
     return missed
 
 
-def _meet(streams: Streams, found: Iterable[FollowedPositionRow]) -> None:
+def _meet(streams: Streams, rows: Iterable[FollowedPositionRow]) -> None:
     """Add new writers, before any position passes the ids that they may have in flight."""
-    for row in found:
+    for row in rows:
         if (
             row.stream_name in streams
             and row.instance_name not in streams[row.stream_name].positions()
@@ -195,37 +199,41 @@ async def move_idle(conn: Connection, streams: Streams) -> None:
     """Move the positions of idle writers: of this process, and of processes that have ended."""
     names = list(streams)
     sequences = [streams[name].declaration.sequence for name in names]
-    given = await conn.fetch(SQL_SEQUENCES, names, sequences, row=LastIdRow)
-    behind = [
+    last_ids = await conn.fetch(SQL_SEQUENCES, names, sequences, row=LastIdRow)
+    lagging = [
         row
-        for row in given
+        for row in last_ids
         if any(at < row.stream_id for at in streams[row.stream_name].positions().values())
     ]
-    if behind:
+    if lagging:
         idle = [
-            None if streams.is_writing(row.stream_name) else streams.epochs.get(row.stream_name, 0)
-            for row in behind
+            None
+            if streams.is_writing(row.stream_name)
+            else streams.writer_epochs.get(row.stream_name, 0)
+            for row in lagging
         ]
-        names, numbers = [row.stream_name for row in behind], [row.stream_id for row in behind]
+        names, numbers = [row.stream_name for row in lagging], [row.stream_id for row in lagging]
         await conn.execute(SQL_MOVE_IDLE, streams.instance_name, names, numbers, idle)
 
 
 async def _catch_up(conn: Connection, streams: Streams, row: FollowedPositionRow) -> None:
     """Publish the facts of another writer up to its position in the table."""
     stream = streams[row.stream_name]
-    known = stream.positions().get(row.instance_name, 0)
-    limit = FACTS_AT_ONCE
-    while known < row.stream_id:
-        page = await stream.declaration.read(conn, known, row.stream_id, row.instance_name, limit)
+    position = stream.positions().get(row.instance_name, 0)
+    limit = ROWS_AT_ONCE
+    while position < row.stream_id:
+        page = await stream.declaration.read(
+            conn, position, row.stream_id, row.instance_name, limit
+        )
         whole = whole_ids(page, limit)
         if whole is None:
-            whole, known = page, row.stream_id
+            whole, position = page, row.stream_id
         elif whole:
-            known = whole[-1].stream_id
+            position = whole[-1].stream_id
         else:
             limit *= 2
             continue
-        streams.advance(row.stream_name, row.instance_name, known, whole, local=False)
+        streams.advance(row.stream_name, row.instance_name, position, whole, local=False)
 
 
 def _move(streams: Streams, row: FollowedPositionRow) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 import orjson
 
 from storage.database.connection import Connection
-from storage.streams.feed import Fact
+from storage.streams.feed import StreamRow
 from storage.streams.registry import STREAMS, Declaration
 
 SEQUENCE: Final = "published_facts_stream"
@@ -51,7 +51,7 @@ class PublishedRow(NamedTuple):
     wakes: list[str]
 
 
-class PublishedFact(Fact):
+class PublishedFact(StreamRow):
     """A fact of a defined stream. Its row is the key, the value, and the ids that it wakes."""
 
     __slots__ = ()
@@ -79,7 +79,7 @@ def declaration(name: str) -> Declaration:
 
     async def read(
         conn: Connection, after: int, upto: int, writer: str | None, limit: int
-    ) -> list[Fact]:
+    ) -> list[StreamRow]:
         rows = await conn.fetch(
             SQL_PUBLISHED_ROWS, after, upto, writer, limit, name, row=PublishedRow
         )
@@ -95,5 +95,5 @@ def _wakes(row: Sequence[Any]) -> Sequence[str]:
 
 async def sequences(conn: Connection) -> dict[str, str]:
     """Return the sequence of each stream of the database, built in or defined."""
-    built_in = {name: one.sequence for name, one in STREAMS.items()}
+    built_in = {name: stream.sequence for name, stream in STREAMS.items()}
     return built_in | dict.fromkeys(await conn.fetchvals(SQL_DEFINED), SEQUENCE)

@@ -18,8 +18,8 @@ from storage.database.connection import Connection, require_room
 from storage.database.placeholders import fill
 from storage.errors import InputError, StorageError, UnknownEvent, UnknownRoom
 from storage.ids import EventId, RoomId, UserId
-from storage.streams.feed import Fact
-from storage.streams.stream_writer import StreamWriter, WrittenFactRow, WrittenFacts
+from storage.streams.feed import StreamRow
+from storage.streams.stream_writer import StreamWriter, WrittenIdRow, WrittenRows
 
 TEMPLATE_READ_UPTO: Final[LiteralString] = """
 CASE WHEN {event}.backfilled THEN COALESCE((
@@ -213,13 +213,15 @@ class Receipts:
         key = room, kind, user, thread or "", event
         packed = args.content(data, "data")
 
-        async def write(conn: Connection) -> WrittenFacts:
+        async def write(conn: Connection) -> WrittenRows:
             writer = self._writer
-            row = await conn.fetchrow(SQL_SET, *key, packed, *writer.author, row=WrittenFactRow)
+            row = await conn.fetchrow(SQL_SET, *key, packed, *writer.author, row=WrittenIdRow)
             if row is None:
                 raise _Superseded(await _refused(conn, key))
             content = [room, kind, user, event, thread, orjson.loads(packed)]
-            return WrittenFacts([Fact(row.stream_id, writer.instance_name, content)], row.writers)
+            return WrittenRows(
+                [StreamRow(row.stream_id, writer.instance_name, content)], row.writers
+            )
 
         try:
             with self._writer.reads.using_primary():
@@ -245,10 +247,10 @@ class Receipts:
         between = args.position(after, "after"), args.position(upto, "upto")
 
         async def read(conn: Connection) -> list[ReceiptRow]:
-            found = await conn.fetch(SQL_OF_ROOM, room, *between, reader, row=ReceiptRow)
-            if not found:
+            rows = await conn.fetch(SQL_OF_ROOM, room, *between, reader, row=ReceiptRow)
+            if not rows:
                 await require_room(conn, room)
-            return found
+            return rows
 
         return await self._writer.reads.of_primary(read)
 

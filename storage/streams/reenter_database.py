@@ -21,10 +21,10 @@ from storage.database.deployment import deployment
 from storage.database.migrate import check_schema
 from storage.database.pool import begun
 from storage.errors import StorageError, WrongServerName
-from storage.streams.feed import Fact
+from storage.streams.feed import StreamRow
 from storage.streams.position_poller import EVERYTHING, follow_once
 from storage.streams.registry import Restart, Streams
-from storage.streams.restore_detection import Known, Mark, look
+from storage.streams.restore_detection import Mark, PreviousState, check_session
 from storage.streams.startup import Entered, be_alone, entered
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -47,15 +47,18 @@ class DatabaseEntry:
 
         All known facts of all writers must be there.
         """
-        found = await look(conn, self.positions())
-        return (found.incarnation, found.lost_upto) == self.mark and not found.is_behind
+        session_check = await check_session(conn, self.positions())
+        return (
+            session_check.identity,
+            session_check.lost_upto,
+        ) == self.mark and not session_check.has_lost_rows
 
     def positions(self) -> Mapping[str, Mapping[str, int]]:
         """Return the known position of each writer, by stream."""
         return {name: stream.positions() for name, stream in self.streams.items()}
 
 
-async def stay_entered(entry: DatabaseEntry, *, told_of: Collection[str] | None) -> None:
+async def stay_entered(entry: DatabaseEntry, *, read_streams: Collection[str] | None) -> None:
     """Enter again whenever the database is replaced, until cancelled."""
     guard = entry.database.guard
     while True:
@@ -70,23 +73,28 @@ async def stay_entered(entry: DatabaseEntry, *, told_of: Collection[str] | None)
                 guard.reason = str(error)
                 await asyncio.sleep(RETRY_SECONDS)
         try:
-            await follow_once(entry.database, entry.streams, told_of)
+            await follow_once(entry.database, entry.streams, read_streams)
         except StorageError as error:
             logger.warning("the facts of other writers are read later: %s", error)
 
 
 async def enter_again(entry: DatabaseEntry) -> None:
     """Enter the current database and reset everything."""
-    name, known = entry.streams.instance_name, Known(entry.positions(), entry.mark.lost_upto)
+    name, previous = (
+        entry.streams.instance_name,
+        PreviousState(entry.positions(), entry.mark.lost_upto),
+    )
     async with entry.database.apart() as conn:
         await check_schema(conn)
         await _check_deployment(conn, entry)
         await be_alone(conn, name, wait_ms=entry.database.config.enter_wait_ms)
-        await look(conn, known.positions)  # raises for a standby
+        await check_session(conn, previous.positions)  # raises for a standby
         async with begun(conn):
-            own, missed = await _entered(conn, entry, known)
+            own, missed = await _entered(conn, entry, previous)
     entry.mark = own.mark
-    entry.streams.restart(own.positions, own.epochs, own.lost, Restart(own.writer_nid, missed))
+    entry.streams.restart(
+        own.positions, own.writer_epochs, own.lost, Restart(own.writer_nid, missed)
+    )
     entry.database.guard.enter_again()
     logger.warning(
         "the database is entered again: caches are empty, streams continue at %d",
@@ -95,14 +103,14 @@ async def enter_again(entry: DatabaseEntry) -> None:
 
 
 async def _entered(
-    conn: Connection, entry: DatabaseEntry, known: Known
-) -> tuple[Entered, dict[str, list[Fact]]]:
+    conn: Connection, entry: DatabaseEntry, previous: PreviousState
+) -> tuple[Entered, dict[str, list[StreamRow]]]:
     """Enter, and read the own facts that this process does not know.
 
     Entering waits for running writes.
     """
     own_name = entry.streams.instance_name
-    own = await entered(conn, own_name, known=known, defined=entry.streams.defined)
+    own = await entered(conn, own_name, previous=previous, defined=entry.streams.defined)
     missed = {
         name: await entry.streams[name].declaration.read(
             conn, writers[own_name], EVERYTHING, own_name, EVERYTHING
@@ -114,14 +122,14 @@ async def _entered(
 
 async def _check_deployment(conn: Connection, entry: DatabaseEntry) -> None:
     """Raise `WrongServerName` or StorageError if this is no copy of the entered database."""
-    found = await deployment(conn)
+    stored = await deployment(conn)
     if (
-        found is not None
-        and found.server_name is not None
-        and found.server_name != entry.server_name
+        stored is not None
+        and stored.server_name is not None
+        and stored.server_name != entry.server_name
     ):
-        raise WrongServerName(entry.server_name, found=found.server_name)
-    if found is None or found.deployment_id != entry.deployment_id:
+        raise WrongServerName(entry.server_name, found=stored.server_name)
+    if stored is None or stored.deployment_id != entry.deployment_id:
         raise StorageError(
             "the address leads to a database that is no copy of the one that was opened: "
             "open the store again"

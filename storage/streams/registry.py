@@ -4,8 +4,8 @@ A stream has a name, a sequence, and a statement that reads its facts. `STREAMS`
 one needs a declaration here, a table in a migration, and a test. `Streams` is the state of one
 process: the known position of each writer in each stream.
 
-`storage.streams.fact_rows` reads their facts. A homeserver adds streams of its own to those of the
-process: all of them have one table (`storage.streams.published_facts`).
+`storage.streams.stream_rows` reads their facts. A homeserver adds streams of its own: all of them
+have one table (`storage.streams.published_facts`).
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from storage import arguments as args
 from storage.database.connection import Connection, Database
-from storage.streams import fact_rows
+from storage.streams import stream_rows
 from storage.streams.caches import CURRENT_STATE, FORGOTTEN
-from storage.streams.feed import Advance, Fact, Feed
+from storage.streams.feed import Advance, Feed, StreamRow
 from storage.streams.id_generator import IdGenerator
 from storage.streams.positions import VectorPosition
 from storage.streams.reads import Reads
@@ -44,7 +44,7 @@ def allocator(database: Database, sequence: str) -> Callable[[int], Awaitable[Se
     return allocate
 
 
-Read = Callable[[Connection, int, int, str | None, int], Awaitable[list[Fact]]]
+Read = Callable[[Connection, int, int, str | None, int], Awaitable[list[StreamRow]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _room_or_owner(row: Sequence[Any]) -> Sequence[str]:
 
     The row may come from a process of another release.
     """
-    is_private = len(row) > 2 and row[1] == fact_rows.PRIVATE
+    is_private = len(row) > 2 and row[1] == stream_rows.PRIVATE
     return (row[2],) if is_private else (row[0],)
 
 
@@ -88,14 +88,14 @@ def _resolved_members(row: Sequence[Any]) -> Sequence[str]:
 
 
 STREAMS: Final[Mapping[str, Declaration]] = {
-    one.name: one
-    for one in (
-        Declaration("events", "events_stream", fact_rows.events, _room_and_member),
-        Declaration("backfill", "events_stream", fact_rows.backfill, _nobody),
-        Declaration("account_data", "account_data_stream", fact_rows.account_data, _first),
-        Declaration("to_device", "to_device_stream", fact_rows.to_device, _first),
-        Declaration("receipts", "receipts_stream", fact_rows.receipts, _room_or_owner),
-        Declaration("caches", "caches_stream", fact_rows.caches, _resolved_members),
+    declaration.name: declaration
+    for declaration in (
+        Declaration("events", "events_stream", stream_rows.events, _room_and_member),
+        Declaration("backfill", "events_stream", stream_rows.backfill, _nobody),
+        Declaration("account_data", "account_data_stream", stream_rows.account_data, _first),
+        Declaration("to_device", "to_device_stream", stream_rows.to_device, _first),
+        Declaration("receipts", "receipts_stream", stream_rows.receipts, _room_or_owner),
+        Declaration("caches", "caches_stream", stream_rows.caches, _resolved_members),
     )
 }
 
@@ -136,7 +136,7 @@ class Stream:
 
     async def rows(
         self, after: int, upto: int, limit: int, *, instance_name: str | None = None
-    ) -> list[Fact]:
+    ) -> list[StreamRow]:
         """Return at most ``limit`` facts with ``after < stream_id <= upto``, in stream order.
 
         They are those of one writer, or of all. Raise `InputError` for malformed arguments.
@@ -160,7 +160,7 @@ class Restart(NamedTuple):
     """
 
     writer_nid: int
-    missed: Mapping[str, Sequence[Fact]]
+    missed: Mapping[str, Sequence[StreamRow]]
 
 
 class Streams(Mapping[str, Stream]):
@@ -174,7 +174,7 @@ class Streams(Mapping[str, Stream]):
         database: Database,
         instance_name: str,
         positions: Mapping[str, Mapping[str, int]],
-        epochs: Mapping[str, int] | None = None,
+        writer_epochs: Mapping[str, int] | None = None,
         *,
         lost: Mapping[str, LostPositions] | None = None,
         read_only: bool = False,
@@ -183,11 +183,11 @@ class Streams(Mapping[str, Stream]):
         # this process writes nothing, so it is not among the writers
         self.read_only: bool = read_only
         # of this writer, by stream (`storage.streams.stream_writer`)
-        self.epochs: dict[str, int] = dict(epochs or {})
+        self.writer_epochs: dict[str, int] = dict(writer_epochs or {})
         self.feed: Feed = Feed()
         # names of streams that the homeserver defines, and that are not entered yet
         # (`storage.streams.startup`)
-        self.wanted: set[str] = set()
+        self.to_enter: set[str] = set()
         self.joining: asyncio.Lock = asyncio.Lock()
         # settle a write with a lost response
         self.unsettled: dict[Callable[[], Awaitable[object]], None] = {}
@@ -196,8 +196,8 @@ class Streams(Mapping[str, Stream]):
         self._database = database
         self._restarts: list[Callable[[Restart], None]] = []
         self._streams = {
-            name: Stream(one, self, self._generator(one, positions.get(name, {})))
-            for name, one in STREAMS.items()
+            name: Stream(declaration, self, self._generator(declaration, positions.get(name, {})))
+            for name, declaration in STREAMS.items()
         }
 
     def _generator(self, declaration: Declaration, positions: Mapping[str, int]) -> IdGenerator:
@@ -218,7 +218,9 @@ class Streams(Mapping[str, Stream]):
         del writers[self.instance_name]
         generator.advance(self.instance_name, min(writers.values(), default=0), completed=False)
 
-    def add(self, declaration: Declaration, positions: Mapping[str, int], epoch: int) -> None:
+    def add(
+        self, declaration: Declaration, positions: Mapping[str, int], writer_epoch: int
+    ) -> None:
         """Add a stream that this process has entered, with the positions of its writers then.
 
         One that is there already is left as it is.
@@ -226,7 +228,7 @@ class Streams(Mapping[str, Stream]):
         name = declaration.name
         if name in self._streams:
             return
-        self.epochs[name] = epoch
+        self.writer_epochs[name] = writer_epoch
         self._streams[name] = Stream(declaration, self, self._generator(declaration, positions))
         for writer, position in positions.items():  # news before that are not known
             self.feed.publish(Advance(name, writer, position, position, (), local=False))
@@ -252,7 +254,7 @@ class Streams(Mapping[str, Stream]):
     def restart(
         self,
         positions: Mapping[str, Mapping[str, int]],
-        epochs: Mapping[str, int],
+        writer_epochs: Mapping[str, int],
         lost: Mapping[str, LostPositions],
         restart: Restart,
     ) -> None:
@@ -261,12 +263,12 @@ class Streams(Mapping[str, Stream]):
         A writer may be further in the tables than was known. It starts at its known position,
         because its facts are still to be read.
         """
-        known = {name: stream.positions() for name, stream in self._streams.items()}
-        self.epochs, self.lost = dict(epochs), lost
+        previous = {name: stream.positions() for name, stream in self._streams.items()}
+        self.writer_epochs, self.lost = dict(writer_epochs), lost
         for name, stream in self._streams.items():
             begin = {
                 writer: self.lost_in(name).before(
-                    writer, min(position, known[name].get(writer, position))
+                    writer, min(position, previous[name].get(writer, position))
                 )
                 for writer, position in positions.get(name, {}).items()
             }
@@ -284,8 +286,8 @@ class Streams(Mapping[str, Stream]):
 
     def leaps(self, stream_name: str, instance_name: str, position: int) -> bool:
         """Return whether a writer's position is so far ahead that a gap must lie between."""
-        known = self._streams[stream_name].positions().get(instance_name, 0)
-        return position - max(known, self.lost_in(stream_name).upto) >= JUMP
+        previous = self._streams[stream_name].positions().get(instance_name, 0)
+        return position - max(previous, self.lost_in(stream_name).upto) >= JUMP
 
     async def confirm(self) -> None:
         """Check whether the database is still the one that was entered.
@@ -323,7 +325,7 @@ class Streams(Mapping[str, Stream]):
         stream_name: str,
         instance_name: str,
         current: int,
-        facts: Sequence[Fact],
+        rows: Sequence[StreamRow],
         *,
         local: bool = True,
     ) -> None:
@@ -339,9 +341,9 @@ class Streams(Mapping[str, Stream]):
         if current <= previous or self.lost_in(stream_name).holds(instance_name, current):
             return
         # fetched facts may have been published meanwhile
-        news = [fact for fact in facts if fact.stream_id > previous]
-        if news:
-            generator.advance(instance_name, news[-1].stream_id)
-        if not news or news[-1].stream_id != current:
+        new_rows = [row for row in rows if row.stream_id > previous]
+        if new_rows:
+            generator.advance(instance_name, new_rows[-1].stream_id)
+        if not new_rows or new_rows[-1].stream_id != current:
             generator.advance(instance_name, current, completed=False)
-        self.feed.publish(Advance(stream_name, instance_name, previous, current, news, local))
+        self.feed.publish(Advance(stream_name, instance_name, previous, current, new_rows, local))

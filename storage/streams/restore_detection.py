@@ -1,23 +1,18 @@
 """Detection of a restored database or a standby that took over: the last commits may be lost.
 
-Clients have tokens of those commits. Their positions would be assigned again, to other facts, which
-such clients would skip. So a database stores its incarnation: the cluster, the database, its
-tables, the timeline of the write-ahead log. The first store that opens in another incarnation
-leaves a gap in every stream. Ids continue at least JUMP above the last one, and the positions
-between are stored as lost. A token from within raises `ResyncNeeded`, one from before stays valid,
-and nothing is ever skipped. Where nothing was lost (a complete failover, an upgrade) the gap does
-no harm.
-
-Writers do not commit in the order of their ids. So the gap begins for each writer where its own
-facts end: at its row of `stream_positions`, which is written with them. Example: a takes 100, b
-takes 101 and commits, the standby gets no more, a commits, and the standby is promoted.
+Clients have tokens of those commits, and their positions would be assigned again. So a database
+stores its identity: the cluster, the database, its tables, the timeline of the write-ahead log. The
+first store that opens a database with another identity leaves a gap in every stream. A token from
+within raises `ResyncNeeded`, one from before stays valid. Where nothing was lost, the gap does no
+harm. It begins for each writer at its row of `stream_positions`, which is written with its facts.
 
     kept             a 60   b 101     the gap is (60, upto) for a and (101, upto) for b;
                                       100 is lost, 101 is not
     a token before   a 60   b 101     stays valid
     a token after    a 100  b 101     ResyncNeeded: it covers 100
 
-This cannot detect a dump that is loaded into the existing tables: restore into an empty database.
+`DESIGN.md` in this folder has the states found at start. A dump that is loaded into the existing
+tables cannot be detected.
 """
 
 import logging
@@ -44,15 +39,15 @@ A gap ends at least at this number times the time. So it ends above the ids assi
 earlier restore of the same backup.
 """
 
-SQL_INCARNATION: Final[LiteralString] = """
-SELECT d.incarnation AS known,
+SQL_DATABASE_IDENTITY: Final[LiteralString] = """
+SELECT d.incarnation AS stored,
     format('%s.%s.%s.%s', (SELECT system_identifier FROM pg_control_system()),
     (SELECT oid FROM pg_database WHERE datname = current_database()), 'deployment'::regclass::oid,
     left(pg_walfile_name(pg_current_wal_lsn()), 8)) AS current
 FROM deployment d
 """
 
-SQL_LOOK: Final[LiteralString] = """
+SQL_CHECK_SESSION: Final[LiteralString] = """
 SELECT
     CASE  -- a standby has no place where it writes
         WHEN NOT pg_is_in_recovery() THEN format('%s.%s.%s.%s',
@@ -60,14 +55,14 @@ SELECT
             (SELECT oid FROM pg_database WHERE datname = current_database()),
                 'deployment'::regclass::oid,
             left(pg_walfile_name(pg_current_wal_lsn()), 8))
-    END AS incarnation,
+    END AS identity,
     COALESCE((SELECT max(lost_upto) FROM lost_positions), 0) AS lost_upto,
     COALESCE((
         SELECT bool_or(p.stream_id IS NULL OR p.stream_id < k.stream_id)
         FROM unnest($1::text[], $2::text[], $3::bigint[]) AS k (stream_name, instance_name,
             stream_id)
         LEFT JOIN stream_positions p USING (stream_name, instance_name)
-    ), false) AS is_behind
+    ), false) AS has_lost_rows
 """
 
 SQL_REMEMBER: Final[LiteralString] = """
@@ -102,23 +97,23 @@ ORDER BY stream_name, lost_after
 """
 
 
-class IncarnationRow(NamedTuple):
-    """The last stored incarnation of the database, and the current one."""
+class DatabaseIdentityRow(NamedTuple):
+    """The last stored identity of the database, and the current one."""
 
-    known: str | None
+    stored: str | None
     current: str
 
 
-class LookRow(NamedTuple):
+class SessionCheckRow(NamedTuple):
     """The findings of a new session.
 
-    ``incarnation`` None: a standby. ``is_behind``: the position of a writer is below the one that
+    ``identity`` None: a standby. ``has_lost_rows``: the position of a writer is below the one that
     the process knows.
     """
 
-    incarnation: str | None
+    identity: str | None
     lost_upto: int
-    is_behind: bool
+    has_lost_rows: bool
 
 
 class LostRow(NamedTuple):
@@ -132,13 +127,13 @@ class LostRow(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """The database that a process has entered: its incarnation, and the end of the last gap."""
+    """The database that a process has entered: its identity, and the end of the last gap."""
 
-    incarnation: str
+    identity: str
     lost_upto: int
 
 
-class Known(NamedTuple):
+class PreviousState(NamedTuple):
     """The state of a process before it enters again.
 
     It has the positions of all writers by stream, and the end of the last gap.
@@ -231,27 +226,29 @@ class LostPositions:
 
 
 async def is_noticed(conn: Connection) -> bool:
-    """Return whether this incarnation is the stored one: `notice` would do nothing."""
-    row = await conn.fetchrow(SQL_INCARNATION, row=IncarnationRow)
-    return row is not None and row.known == row.current
+    """Return whether this identity is the stored one: `notice` would do nothing."""
+    row = await conn.fetchrow(SQL_DATABASE_IDENTITY, row=DatabaseIdentityRow)
+    return row is not None and row.stored == row.current
 
 
 async def notice(
-    conn: Connection, streams: Iterable[tuple[str, str]], *, known: Known | None = None
+    conn: Connection, streams: Iterable[tuple[str, str]], *, previous: PreviousState | None = None
 ) -> None:
-    """Leave a gap in each stream (name, sequence) if this is another incarnation.
+    """Leave a gap in each stream (name, sequence) if the database has another identity.
 
     Run it in a transaction during which nobody writes.
 
-    ``known`` is that of a process that enters again. If writes are lost then, a gap is left, too,
+    ``previous`` is that of a process that enters again. If writes are lost then, a gap is left,
+    too,
     unless another process has left it already.
     """
-    row = await conn.fetchrow(SQL_INCARNATION, row=IncarnationRow)
+    row = await conn.fetchrow(SQL_DATABASE_IDENTITY, row=DatabaseIdentityRow)
     if row is None or (
-        row.known == row.current and not (known is not None and await _lacks_gap(conn, known))
+        row.stored == row.current
+        and not (previous is not None and await _lacks_gap(conn, previous))
     ):
         return
-    if row.known is not None:
+    if row.stored is not None:
         names, sequences = (list(column) for column in zip(*streams, strict=True))
         await conn.execute(SQL_LEAVE_GAP, names, sequences, JUMP, PER_SECOND)
         logger.warning(
@@ -262,14 +259,16 @@ async def notice(
     await conn.execute(SQL_REMEMBER, row.current)
 
 
-async def _lacks_gap(conn: Connection, known: Known) -> bool:
+async def _lacks_gap(conn: Connection, previous: PreviousState) -> bool:
     """Return whether writes are lost, and nobody has left a gap since."""
-    found = await look(conn, known.positions)
+    session_check = await check_session(conn, previous.positions)
     # or the last gap is lost with them
-    return found.is_behind and found.lost_upto <= known.lost_upto
+    return session_check.has_lost_rows and session_check.lost_upto <= previous.lost_upto
 
 
-async def look(conn: Connection, known: Mapping[str, Mapping[str, int]]) -> LookRow:
+async def check_session(
+    conn: Connection, positions: Mapping[str, Mapping[str, int]]
+) -> SessionCheckRow:
     """Check a session against the positions that the process knows, by stream and writer.
 
     Raise `DatabaseUnavailable` for a standby.
@@ -277,20 +276,24 @@ async def look(conn: Connection, known: Mapping[str, Mapping[str, int]]) -> Look
     columns = [
         list(column)
         for column in zip(
-            *((name, *one) for name, writers in known.items() for one in writers.items()),
+            *(
+                (name, *writer_position)
+                for name, writers in positions.items()
+                for writer_position in writers.items()
+            ),
             strict=True,
         )
     ]
-    row = await conn.fetchrow(SQL_LOOK, *(columns or [[], [], []]), row=LookRow)
-    if row is None or row.incarnation is None:
+    row = await conn.fetchrow(SQL_CHECK_SESSION, *(columns or [[], [], []]), row=SessionCheckRow)
+    if row is None or row.identity is None:
         raise DatabaseUnavailable("the server is a standby: writes wait until it is promoted")
     return row
 
 
 async def mark(conn: Connection) -> Mark:
     """Return the mark of the database that is being entered."""
-    row = await look(conn, {})
-    return Mark(row.incarnation or "", row.lost_upto)
+    row = await check_session(conn, {})
+    return Mark(row.identity or "", row.lost_upto)
 
 
 async def lost(conn: Connection) -> Mapping[str, LostPositions]:
@@ -298,7 +301,7 @@ async def lost(conn: Connection) -> Mapping[str, LostPositions]:
     gaps: dict[str, list[RestoreGap]] = {}
     for row in await conn.fetch(SQL_LOST, row=LostRow):
         gaps.setdefault(row.stream_name, []).append(RestoreGap.of(*row[1:]))
-    return {name: LostPositions(tuple(found)) for name, found in gaps.items()}
+    return {name: LostPositions(tuple(stream_gaps)) for name, stream_gaps in gaps.items()}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -96,12 +96,12 @@ class StandbyWatch:
         """
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                found = await statement()
+                result = await statement()
         except TimeoutError as error:
             self.end_reads()
             raise _no_answer() from error
         self._answered_at = time.monotonic()
-        return found
+        return result
 
     def end_reads(self) -> None:
         """End all sessions, and all reads that go on."""
@@ -201,16 +201,16 @@ class Standby:
         self._resting = asyncio.Event()
         self._outage = Outage(logger, "the standby")
         self._watch = StandbyWatch(database)
-        streams.feed.subscribe(self._told)
+        streams.feed.subscribe(self._on_advance)
         streams.on_restart(self._restart)
 
     # ---------------------------------------------------------------------------------------------
     # what this process knows
 
-    def _told(self, advance: Advance) -> None:
-        if advance.facts:
+    def _on_advance(self, advance: Advance) -> None:
+        if advance.rows:
             key = advance.stream_name, advance.instance_name
-            self._followed = {**self._followed, key: advance.facts[-1].stream_id}
+            self._followed = {**self._followed, key: advance.rows[-1].stream_id}
 
     def _restart(self, _: Restart) -> None:
         """Forget all numbers: the primary was replaced, and some of them may be lost."""
@@ -239,7 +239,7 @@ class Standby:
                     if self._server is not None and conn.server is self._server:
                         return await _done(work, conn, snapshot=snapshot)
                     async with self._polling:
-                        await self._look(conn)
+                        await self._read_state(conn)
         raise DatabaseUnavailable("the DSN of the standby leads to several servers")
 
     async def ready(self, need: Need = NOTHING) -> None:
@@ -255,13 +255,13 @@ class Standby:
             await self._wait(need, followed, floor)
 
     def _has(self, need: Need, followed: Followed, floor: int) -> bool:
-        found = self._replayed
+        state = self._replayed
         return (
-            found.wal >= floor
-            and not found.is_replaying_again
-            and found.lost_upto == self._lost_upto()
-            and found.has_followed(followed)
-            and found.has(need)
+            state.wal >= floor
+            and not state.is_replaying_again
+            and state.lost_upto == self._lost_upto()
+            and state.has_followed(followed)
+            and state.has(need)
         )
 
     async def _wait(self, need: Need, followed: Followed, floor: int) -> None:
@@ -275,13 +275,15 @@ class Standby:
                     return
                 left = wait_ms / 1000 - (perf_counter() - began)
                 if left <= 0:
-                    self._behind(f"it has not replayed this within {wait_ms} ms", followed, floor)
+                    self._raise_replica_behind(
+                        f"it has not replayed this within {wait_ms} ms", followed, floor
+                    )
                 await asyncio.sleep(min(pause, left))
                 pause = min(2 * pause, POLL_SECONDS_MAX)
         finally:
             self.database.measures.replica_waits.add(perf_counter() - began)
 
-    def _behind(self, reason: str, followed: Followed, floor: int) -> None:
+    def _raise_replica_behind(self, reason: str, followed: Followed, floor: int) -> None:
         """Raise `ReplicaBehind`. Rest if all reads would wait: a token alone may be a wrong one."""
         if self._primary is not None and not self._has(NOTHING, followed, floor):
             self.rest(reason)
@@ -289,15 +291,15 @@ class Standby:
 
     async def _confirm(self) -> None:
         """Raise the floor to what the primary has flushed, if it was used since the last time."""
-        wanted = self._uses
-        if self._primary is None or self._confirmed >= wanted:
+        needed = self._uses
+        if self._primary is None or self._confirmed >= needed:
             return
         async with self._confirming:
-            while self._confirmed < wanted:
-                era, uses = self._primary.era, self._uses
+            while self._confirmed < needed:
+                connection_generation, uses = self._primary.connection_generation, self._uses
                 async with self._primary.connection() as conn:
                     flushed = int(await conn.fetchval(SQL_FLUSHED))
-                if era == self._primary.era:
+                if connection_generation == self._primary.connection_generation:
                     self._floor, self._confirmed = max(self._floor, flushed), uses
 
     # ---------------------------------------------------------------------------------------------
@@ -314,9 +316,9 @@ class Standby:
         async with self.database.connection() as conn, self._polling:
             is_recent = time.monotonic() - self._polled_at < POLL_SECONDS_MIN
             if self._polls == seen and not is_recent:
-                await self._look(conn)
+                await self._read_state(conn)
 
-    async def _look(self, conn: Connection) -> None:
+    async def _read_state(self, conn: Connection) -> None:
         """Read the state of the server of a session. Only one caller does so at a time."""
         row = await self._watch.answer(lambda: conn.fetchrow(SQL_REPLAYED, row=StandbyStateRow))
         if row is None:
@@ -370,7 +372,7 @@ class Standby:
         """Compare the server with the primary. Leave one alone that is not ready yet."""
         try:
             async with self.database.connection() as conn, self._polling:
-                await self._look(conn)
+                await self._read_state(conn)
         except DatabaseUnavailable as error:
             self.rest(str(error))
 

@@ -28,9 +28,9 @@ from storage.streams.published_facts import (
 )
 from storage.streams.registry import STREAMS, Streams
 from storage.streams.restore_detection import (
-    Known,
     LostPositions,
     Mark,
+    PreviousState,
     is_noticed,
     lost,
     mark,
@@ -97,7 +97,7 @@ async def _try(conn: Connection, wait_ms: int, then_ms: int) -> None:
 logger: logging.Logger = logging.getLogger(__name__)
 
 INSTANCE_NAME: Final = re.compile(r"[!-~]{1,40}")
-LOOK_AGAIN_SECONDS: Final = 0.02
+RECHECK_SECONDS: Final = 0.02
 
 SQL_WRITER: Final[LiteralString] = """
 INSERT INTO writers (instance_name)
@@ -118,7 +118,7 @@ FROM writers
 WHERE instance_name = $1::text
 """
 
-SQL_BEHIND: Final[LiteralString] = fill("""
+SQL_LAGGING_SEQUENCES: Final[LiteralString] = fill("""
 SELECT s.name, max(s.last) AS last, max(s.used) AS used
 FROM (
     -- a position is at or past each fact of its writer, also where the facts are gone by now; at 1
@@ -194,7 +194,7 @@ ON CONFLICT (stream_name, instance_name) DO UPDATE
     SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id), epoch = EXCLUDED.epoch
 """
 
-SQL_IS_KNOWN: Final[LiteralString] = """
+SQL_HAS_ENTERED: Final[LiteralString] = """
 SELECT NOT pg_is_in_recovery()
     AND EXISTS (SELECT FROM writers WHERE instance_name = $1::text)
     AND cardinality($2::text[]) = (
@@ -241,14 +241,14 @@ SELECT EXISTS (
 )
 """
 
-SQL_EPOCHS: Final[LiteralString] = """
+SQL_WRITER_EPOCHS: Final[LiteralString] = """
 SELECT stream_name, epoch
 FROM stream_positions
 WHERE instance_name = $1::text
 """
 
 
-class EpochRow(NamedTuple):
+class WriterEpochRow(NamedTuple):
     """The epoch of a writer in a stream."""
 
     stream_name: str
@@ -293,7 +293,7 @@ async def be_alone(conn: Connection, instance_name: str, *, wait_ms: int) -> Non
                 f"another process is at work under the name {instance_name}: "
                 "give each an instance_name of its own"
             )
-        await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        await asyncio.sleep(RECHECK_SECONDS)
 
 
 class Entered(NamedTuple):
@@ -304,7 +304,7 @@ class Entered(NamedTuple):
     """
 
     writer_nid: int
-    epochs: Mapping[str, int]
+    writer_epochs: Mapping[str, int]
     positions: Mapping[str, Mapping[str, int]]
     lost: Mapping[str, LostPositions]
     mark: Mark
@@ -315,14 +315,14 @@ async def entered(
     conn: Connection,
     instance_name: str,
     *,
-    known: Known | None = None,
+    previous: PreviousState | None = None,
     defined: Collection[str] = (),
 ) -> Entered:
     """Enter as `enter`, and read the values that a process needs."""
-    writer_nid = await enter(conn, instance_name, known=known, defined=defined)
+    writer_nid = await enter(conn, instance_name, previous=previous, defined=defined)
     return Entered(
         writer_nid,
-        await epochs(conn, instance_name),
+        await writer_epochs(conn, instance_name),
         await positions(conn),
         await lost(conn),
         await mark(conn),
@@ -334,28 +334,29 @@ async def enter(
     conn: Connection,
     instance_name: str,
     *,
-    known: Known | None = None,
+    previous: PreviousState | None = None,
     defined: Collection[str] = (),
 ) -> int:
     """Register this process as a writer of every stream, at the sequences' positions.
 
     Return its writer nid. Run it in a transaction.
 
-    ``known`` is that of a process that enters again (`storage.streams.restore_detection.notice`),
-    and ``defined`` are its streams beside the built-in ones.
+    ``previous`` is that of a process that enters again, as in
+    `storage.streams.restore_detection.notice`. ``defined`` are its streams beside the built-in
+    ones.
 
     A new name waits for running writes, and lets none begin (`storage.streams.startup`). So
     each write sees every writer that may have taken a smaller id than its own.
     """
-    if known is None and not defined and await _is_continued(conn, instance_name):
+    if previous is None and not defined and await _is_continued(conn, instance_name):
         return await _writer_nid(conn, instance_name)
     await lock_positions(conn)
     await conn.execute(SQL_DEFINE, list(defined))
     declared = await sequences(conn)
     await set_sequences_forward(conn)
-    await notice(conn, declared.items(), known=known)
+    await notice(conn, declared.items(), previous=previous)
     await conn.execute(
-        SQL_ENTER, instance_name, list(declared), list(declared.values()), new_epoch()
+        SQL_ENTER, instance_name, list(declared), list(declared.values()), new_writer_epoch()
     )
     return await _writer_nid(conn, instance_name)
 
@@ -369,12 +370,12 @@ async def _is_continued(conn: Connection, instance_name: str) -> bool:
     declared = await sequences(conn)
     names, own_sequences = list(declared), list(declared.values())
     if (
-        not await conn.fetchval(SQL_IS_KNOWN, instance_name, names)
+        not await conn.fetchval(SQL_HAS_ENTERED, instance_name, names)
         or not await is_noticed(conn)
-        or await conn.fetch(SQL_BEHIND, names, own_sequences, row=LaggingSequenceRow)
+        or await conn.fetch(SQL_LAGGING_SEQUENCES, names, own_sequences, row=LaggingSequenceRow)
     ):
         return False
-    tag = await conn.execute(SQL_CONTINUE, instance_name, names, own_sequences, new_epoch())
+    tag = await conn.execute(SQL_CONTINUE, instance_name, names, own_sequences, new_writer_epoch())
     return int(tag.rpartition(" ")[2]) == len(names)
 
 
@@ -387,7 +388,7 @@ async def _writer_nid(conn: Connection, instance_name: str) -> int:
 
 
 async def enter_defined(
-    conn: Connection, instance_name: str, names: Collection[str], *, epoch: int
+    conn: Connection, instance_name: str, names: Collection[str], *, writer_epoch: int
 ) -> Mapping[str, Mapping[str, int]]:
     """Register a process that has entered as a writer of further streams, and define these.
 
@@ -395,9 +396,9 @@ async def enter_defined(
     """
     await lock_positions(conn)
     await conn.execute(SQL_DEFINE, list(names))
-    await conn.execute(SQL_ENTER, instance_name, list(names), [SEQUENCE] * len(names), epoch)
-    found = await positions(conn)
-    return {name: found[name] for name in names}
+    await conn.execute(SQL_ENTER, instance_name, list(names), [SEQUENCE] * len(names), writer_epoch)
+    by_stream = await positions(conn)
+    return {name: by_stream[name] for name in names}
 
 
 async def set_sequences_forward(conn: Connection) -> None:
@@ -406,32 +407,32 @@ async def set_sequences_forward(conn: Connection) -> None:
     Run it under the lock of `enter`.
     """
     declared = await sequences(conn)
-    for behind in await conn.fetch(
-        SQL_BEHIND, list(declared), list(declared.values()), row=LaggingSequenceRow
+    for sequence in await conn.fetch(
+        SQL_LAGGING_SEQUENCES, list(declared), list(declared.values()), row=LaggingSequenceRow
     ):
-        logger.warning("the sequence %s was at %d, its table uses %d: set forward", *behind)
-        await conn.fetchval(SQL_SET_FORWARD, behind.name, behind.used)
+        logger.warning("the sequence %s was at %d, its table uses %d: set forward", *sequence)
+        await conn.fetchval(SQL_SET_FORWARD, sequence.name, sequence.used)
 
 
-def new_epoch() -> int:
+def new_writer_epoch() -> int:
     """Return a number that no other process has for the writer it enters as."""
     return secrets.randbelow(2**31 - 1) + 1
 
 
-async def epochs(conn: Connection, instance_name: str) -> Mapping[str, int]:
+async def writer_epochs(conn: Connection, instance_name: str) -> Mapping[str, int]:
     """Return the epoch of a writer in each stream, in the transaction in which it entered."""
     return {
         row.stream_name: row.epoch
-        for row in await conn.fetch(SQL_EPOCHS, instance_name, row=EpochRow)
+        for row in await conn.fetch(SQL_WRITER_EPOCHS, instance_name, row=WriterEpochRow)
     }
 
 
 async def positions(conn: Connection) -> Mapping[str, Mapping[str, int]]:
     """Return the position of each writer in each stream."""
-    found: dict[str, dict[str, int]] = {name: {} for name in STREAMS}
+    by_stream: dict[str, dict[str, int]] = {name: {} for name in STREAMS}
     for row in await conn.fetch(SQL_POSITIONS, row=StartPositionRow):
-        found.setdefault(row.stream_name, {})[row.instance_name] = row.stream_id
-    return found
+        by_stream.setdefault(row.stream_name, {})[row.instance_name] = row.stream_id
+    return by_stream
 
 
 # --------------------------------------------------------------------------------------------------
@@ -453,21 +454,23 @@ async def join(database: Database, streams: Streams) -> None:
     async with streams.joining:
         async with database.connection() as conn:
             defined = await conn.fetchvals(SQL_DEFINED)
-        if names := sorted({*defined, *streams.wanted} - streams.keys()):
-            epoch = new_epoch()
+        if names := sorted({*defined, *streams.to_enter} - streams.keys()):
+            writer_epoch = new_writer_epoch()
 
             async def enter(conn: Connection) -> Mapping[str, Mapping[str, int]]:
-                return await enter_defined(conn, streams.instance_name, names, epoch=epoch)
+                return await enter_defined(
+                    conn, streams.instance_name, names, writer_epoch=writer_epoch
+                )
 
             for name, entered in (await database.run(enter)).items():
-                streams.add(declaration(name), entered, epoch)
-        streams.wanted -= streams.keys()
+                streams.add(declaration(name), entered, writer_epoch)
+        streams.to_enter -= streams.keys()
 
 
 async def _follow_defined(database: Database, streams: Streams) -> None:
     async with database.connection() as conn:
-        found = await positions(conn)
-    for name in found.keys() - streams.keys():
-        streams.add(declaration(name), found[name], 0)
+        by_stream = await positions(conn)
+    for name in by_stream.keys() - streams.keys():
+        streams.add(declaration(name), by_stream[name], 0)
     streams.keep_up()
-    streams.wanted -= streams.keys()
+    streams.to_enter -= streams.keys()

@@ -18,12 +18,12 @@ from storage.errors import (
     InstanceNameTaken,
     StorageError,
 )
-from storage.streams.feed import Fact
+from storage.streams.feed import StreamRow
 from storage.streams.id_generator import IdGenerator, Reservation
-from storage.streams.position_poller import learn_writers, missed_facts
+from storage.streams.position_poller import learn_writers, missed_rows
 from storage.streams.reads import Reads
 from storage.streams.registry import Restart, Streams
-from storage.streams.startup import new_epoch
+from storage.streams.startup import new_writer_epoch
 
 # --------------------------------------------------------------------------------------------------
 # The ids that a writer has in flight, until their outcome is known, even after a lost response.
@@ -43,7 +43,7 @@ FROM pg_stat_activity a
 WHERE a.pid = $1::int AND a.pid <> pg_backend_pid() AND is_session_of(a.application_name, $2::text)
 """
 
-SQL_NEW_EPOCH: Final[LiteralString] = """
+SQL_NEW_WRITER_EPOCH: Final[LiteralString] = """
 UPDATE stream_positions
 SET epoch = $4::int
 WHERE instance_name = $1::text AND stream_name = ANY($2::text[]) AND epoch = ANY($3::int[])
@@ -59,7 +59,7 @@ class Author(NamedTuple):
 
     writer_nid: int
     instance_name: str
-    epoch: int
+    writer_epoch: int
 
 
 class InFlight:
@@ -81,15 +81,15 @@ class InFlight:
         self._streams = streams
         self._names = names
         self._writer_nid = writer_nid
-        self._held: list[tuple[IdGenerator, Reservation]] = []
+        self._reservations: list[tuple[IdGenerator, Reservation]] = []
         self._unanswered: Connection | None = None
         """The connection of the statement whose outcome is unknown; perhaps back in the pool."""
-        self._one_at_a_time = asyncio.Lock()
-        self._found: Mapping[str, Sequence[Fact]] = {}
-        self._epochs: list[int] = []
+        self._settle_lock = asyncio.Lock()
+        self._settled: Mapping[str, Sequence[StreamRow]] = {}
+        self._begun_epochs: list[int] = []
         """Epochs that may have begun: the response was lost."""
-        self._era = 0
-        self._restarted: Mapping[str, Sequence[Fact]] | None = None
+        self._generation = 0
+        self._restarted: Mapping[str, Sequence[StreamRow]] | None = None
         """The facts of the unanswered write in a database that replaced the one it was sent to."""
         streams.on_restart(self._restart)
 
@@ -99,15 +99,15 @@ class InFlight:
         return Author(
             self._writer_nid,
             self._streams.instance_name,
-            self._streams.epochs.get(self._names[0], 0),
+            self._streams.writer_epochs.get(self._names[0], 0),
         )
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Run a block in which ids may be taken. Nothing may be unsettled."""
-        self._found, self._restarted = {}, None
+        self._settled, self._restarted = {}, None
         for generator in (self._streams[name].generator for name in self._names):
-            self._held.append((generator, generator.hold()))
+            self._reservations.append((generator, generator.hold()))
         try:
             yield
         except LOST:
@@ -122,21 +122,24 @@ class InFlight:
                 self._streams.unsettled[self.settle] = None
 
     def _let_go(self) -> None:
-        while self._held:
-            generator, reservation = self._held.pop()
+        while self._reservations:
+            generator, reservation = self._reservations.pop()
             generator.let_go(reservation)
 
     def sent(self, conn: Connection) -> None:
         """Record that a statement was sent: its outcome is unknown from here on."""
         self._unanswered = conn
-        self._era = self._database.era
+        self._generation = self._database.connection_generation
 
     def answered(self) -> None:
         """Record that the outcome is known again.
 
         Raise `DatabaseReplaced` if the response came from a database that was replaced meanwhile.
         """
-        if self._unanswered is not None and self._era != self._database.era:
+        if (
+            self._unanswered is not None
+            and self._generation != self._database.connection_generation
+        ):
             raise self._database.guard.error()
         self._unanswered = None
 
@@ -146,55 +149,55 @@ class InFlight:
         Its facts there are known, and there will be no more of it.
         """
         self._writer_nid = restart.writer_nid
-        self._epochs.clear()
+        self._begun_epochs.clear()
         if self._unanswered is not None:
             self._restarted = {name: restart.missed.get(name, ()) for name in self._names}
 
-    async def settle(self) -> Mapping[str, Sequence[Fact]]:
+    async def settle(self) -> Mapping[str, Sequence[StreamRow]]:
         """Return the facts of the last write, by stream, if its response was lost.
 
         The outcome is determined and published now, or was by an earlier call. Without such a write
         nothing is done. Raise `CommitUnknown` if it cannot be determined now; the ids stay in
         flight then. Raise `InstanceNameTaken` if it never can be.
         """
-        async with self._one_at_a_time:
+        async with self._settle_lock:
             if self.settle in self._streams.unsettled:
                 try:
-                    self._found = await self._find_out()
+                    self._settled = await self._find_out()
                 except (*LOST, DatabaseConflict) as error:
                     raise CommitUnknown(
                         f"it is not known whether a write was done: {error.reason}",
                         sqlstate=error.sqlstate,
                     ) from error
-            return self._found
+            return self._settled
 
     async def ready(self) -> None:
         """Settle an unsettled write; await it before writing.
 
         Raise `DatabaseUnavailable` if that fails; nothing was written then.
         """
-        if not (self.settle in self._streams.unsettled or self._one_at_a_time.locked()):
+        if not (self.settle in self._streams.unsettled or self._settle_lock.locked()):
             return
         try:
             await self.settle()
         except CommitUnknown as error:
             raise DatabaseUnavailable(error.reason, sqlstate=error.sqlstate) from error
 
-    async def _find_out(self) -> Mapping[str, Sequence[Fact]]:
-        missed: Mapping[str, tuple[int, Sequence[Fact]]] = {}
+    async def _find_out(self) -> Mapping[str, Sequence[StreamRow]]:
+        missed: Mapping[str, tuple[int, Sequence[StreamRow]]] = {}
         async with self._database.connection() as conn:  # perhaps after a restart
             if self._restarted is None:
                 await self._end_backend(conn)
-                await self._begin_epoch(conn)
-                missed = await missed_facts(conn, self._streams, self._names)
+                await self._begin_writer_epoch(conn)
+                missed = await missed_rows(conn, self._streams, self._names)
         del self._streams.unsettled[self.settle]
         self._unanswered = None
         self._let_go()
         if self._restarted is not None:
-            return {name: facts for name, facts in self._restarted.items() if facts}
-        for name, (position, facts) in missed.items():
-            self._streams.advance(name, self._streams.instance_name, position, facts)
-        return {name: facts for name, (_, facts) in missed.items() if facts}
+            return {name: rows for name, rows in self._restarted.items() if rows}
+        for name, (position, rows) in missed.items():
+            self._streams.advance(name, self._streams.instance_name, position, rows)
+        return {name: rows for name, (_, rows) in missed.items() if rows}
 
     async def _end_backend(self, conn: Connection) -> None:
         """End the session of the write, if its connection is lost.
@@ -207,41 +210,41 @@ class InFlight:
                 SQL_END_BACKEND, self._unanswered.backend_pid, self._streams.instance_name
             )
 
-    async def _begin_epoch(self, conn: Connection) -> None:
+    async def _begin_writer_epoch(self, conn: Connection) -> None:
         """Wait for a running write, and refuse a later one."""
-        author, epoch = self.author, new_epoch()
-        self._epochs.append(epoch)
-        mine = [author.epoch, *self._epochs]
+        author, writer_epoch = self.author, new_writer_epoch()
+        self._begun_epochs.append(writer_epoch)
+        mine = [author.writer_epoch, *self._begun_epochs]
         if len(
             await conn.fetchvals(
-                SQL_NEW_EPOCH, author.instance_name, list(self._names), mine, epoch
+                SQL_NEW_WRITER_EPOCH, author.instance_name, list(self._names), mine, writer_epoch
             )
         ) != len(self._names):
             raise InstanceNameTaken(
                 f"another process has taken over the name {author.instance_name}"
             )
-        self._streams.epochs.update(dict.fromkeys(self._names, epoch))
-        self._epochs.clear()
+        self._streams.writer_epochs.update(dict.fromkeys(self._names, writer_epoch))
+        self._begun_epochs.clear()
 
 
 ATTEMPTS = 5
 
 
-class WrittenFacts(NamedTuple):
+class WrittenRows(NamedTuple):
     """The result of a write: its facts, and the number of writers of the stream."""
 
-    facts: list[Fact]
+    rows: list[StreamRow]
     writers: int
 
 
-class WrittenFactRow(NamedTuple):
+class WrittenIdRow(NamedTuple):
     """The result of a statement that writes one fact."""
 
     stream_id: int
     writers: int
 
 
-Write = Callable[[Connection], Awaitable[WrittenFacts]]
+Write = Callable[[Connection], Awaitable[WrittenRows]]
 
 
 class StreamWriter:
@@ -256,7 +259,7 @@ class StreamWriter:
         self.instance_name: str = streams.instance_name
         self._streams = streams
         self._in_flight = InFlight(database, streams, (name,), writer_nid)
-        self._one_at_a_time = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
 
     @property
     def reads(self) -> Reads:
@@ -278,13 +281,13 @@ class StreamWriter:
         return await asyncio.shield(asyncio.create_task(self._write(write)))
 
     async def _write(self, write: Write) -> int:
-        async with self._one_at_a_time:
+        async with self._write_lock:
             await self._in_flight.ready()
-            facts = await self._attempt(write)
-            self._streams.advance(self.name, self.instance_name, facts[-1].stream_id, facts)
-            return facts[-1].stream_id
+            rows = await self._attempt(write)
+            self._streams.advance(self.name, self.instance_name, rows[-1].stream_id, rows)
+            return rows[-1].stream_id
 
-    async def _attempt(self, write: Write) -> Sequence[Fact]:
+    async def _attempt(self, write: Write) -> Sequence[StreamRow]:
         """Repeat the write until it is done.
 
         Repeat it after conflicts with others, and once more after a lost connection without result.
@@ -296,18 +299,18 @@ class StreamWriter:
             except DatabaseConflict:
                 continue
             except LOST:
-                if facts := (await self._in_flight.settle()).get(self.name):
-                    return facts
+                if rows := (await self._in_flight.settle()).get(self.name):
+                    return rows
                 if lost:
                     raise
                 lost = True
         return await self._once(write)
 
-    async def _once(self, write: Write) -> list[Fact]:
+    async def _once(self, write: Write) -> list[StreamRow]:
         with self._in_flight.writing():
             async with self.database.connection() as conn:
                 self._in_flight.sent(conn)
                 written = await write(conn)
             await learn_writers(self.database, self._streams, self.name, written.writers)
             self._in_flight.answered()
-        return sorted(written.facts, key=lambda fact: fact.stream_id)
+        return sorted(written.rows, key=lambda row: row.stream_id)

@@ -9,10 +9,10 @@ from typing import Any, Final, LiteralString, NamedTuple, TypeVar
 from storage import arguments as args
 from storage.database.connection import Connection
 from storage.ids import UserId
-from storage.streams.feed import Fact
+from storage.streams.feed import StreamRow
 from storage.streams.positions import LARGEST_POSITION, VectorPosition
 from storage.streams.reads import parts, vector
-from storage.streams.stream_writer import StreamWriter, WrittenFacts
+from storage.streams.stream_writer import StreamWriter, WrittenRows
 
 SQL_SEND: Final[LiteralString] = """
 WITH
@@ -92,13 +92,13 @@ covered AS MATERIALIZED (
         AND (d.principal_nid, d.device_id, d.stream_id) <= (p.principal_nid, $2::text, $6::bigint)
         AND d.stream_id <= COALESCE(u.stream_id, $3::bigint)
 ),
-gone AS (
+deleted AS (
     DELETE FROM to_device
     WHERE stream_id = ANY(ARRAY(SELECT stream_id FROM covered))
     RETURNING stream_id
 )
 SELECT count(*)
-FROM gone
+FROM deleted
 """
 
 EVERYTHING: Final = LARGEST_POSITION
@@ -139,21 +139,23 @@ class ToDevice:
             (
                 args.local_user(user, self._server_name),
                 args.text(device),
-                args.content(one, "a message"),
+                args.content(content, "a message"),
             )
             for user, devices in args.mapping(messages, "messages").items()
-            for device, one in args.mapping(devices, "the messages of a user").items()
+            for device, content in args.mapping(devices, "the messages of a user").items()
         ]
 
-        async def write(conn: Connection) -> WrittenFacts:
-            users, devices, contents = ([one[place] for one in flat] for place in range(3))
+        async def write(conn: Connection) -> WrittenRows:
+            users, devices, contents = (
+                [message[column] for message in flat] for column in range(3)
+            )
             writer = self._writer
             rows = await conn.fetch(SQL_SEND, users, devices, contents, *writer.author, row=SentRow)
-            facts = [
-                Fact(row.stream_id, writer.instance_name, [row.user_id, row.device_id])
+            stream_rows = [
+                StreamRow(row.stream_id, writer.instance_name, [row.user_id, row.device_id])
                 for row in rows
             ]
-            return WrittenFacts(facts, rows[0].writers)
+            return WrittenRows(stream_rows, rows[0].writers)
 
         return await self._writer.write(write) if flat else 0
 

@@ -34,7 +34,7 @@ from storage.streams.positions import LARGEST_POSITION, VectorPosition
 
 VERSION: Final = 1
 # of a pagination token: each has a bit of an int8 (reordered_across), and its text fits
-LEVELS_MAX: Final = 60
+CURSOR_POSITIONS_MAX: Final = 60
 LARGEST_TOKEN: Final = 8192  # characters; anything longer is refused without parsing
 # recently read or printed sync tokens: clients that are up to date have the same position
 TOKENS_KEPT: Final = 1024
@@ -42,7 +42,7 @@ SYNC, PAGINATION, ROOMS, CONNECTION = "s", "p", "r", "c"
 _KINDS: Final = {SYNC: "sync", PAGINATION: "pagination", ROOMS: "rooms", CONNECTION: "connection"}
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9]")
 _ESCAPED: Final = re.compile(r"__|_(10[0-9A-F]{4}|[0-9A-F]{1,5})_")
-_LEVEL: Final = re.compile(r"([bf])(\d+)\.(\d+)\.(\d+)")
+_CURSOR_POSITION: Final = re.compile(r"([bf])(\d+)\.(\d+)\.(\d+)")
 _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
@@ -95,9 +95,9 @@ class SyncToken:
 
     def advance(self, stream: str, position: VectorPosition) -> Self:
         """Return this token merged with `position` in `stream`; it never goes back."""
-        known = self.position(stream)
+        previous = self.position(stream)
         return self.of(
-            self.positions() | {stream: position if known is None else known.merge(position)}
+            self.positions() | {stream: position if previous is None else previous.merge(position)}
         )
 
     def bound(self, current: Mapping[str, VectorPosition]) -> Self:
@@ -153,7 +153,7 @@ def _sync_text(token: SyncToken, deployment: str) -> str:
     return _print(SYNC, _print_streams(token), deployment)
 
 
-class Level(NamedTuple):
+class CursorPosition(NamedTuple):
     """A topological position in a room, as of a number of moves of the room (rooms.moves)."""
 
     topological: int
@@ -190,7 +190,7 @@ class PaginationToken:
     live: int = LARGEST_POSITION
     moves: int = 0
     direction: str = ""
-    earlier: tuple[Level, ...] = ()
+    earlier: tuple[CursorPosition, ...] = ()
 
     def __post_init__(self) -> None:
         for number in (
@@ -202,19 +202,21 @@ class PaginationToken:
         ):
             if not 0 <= number <= LARGEST_POSITION:
                 raise ValueError(f"{number} is not an ordering (0 to 2^63-1)")
-        if len(self.earlier) >= LEVELS_MAX or bool(self.earlier) != (self.direction in ("b", "f")):
+        if len(self.earlier) >= CURSOR_POSITIONS_MAX or bool(self.earlier) != (
+            self.direction in ("b", "f")
+        ):
             count = len(self.earlier)
             raise ValueError(f"{count} earlier positions in direction {self.direction!r}")
 
     @property
-    def beside(self) -> Level | None:
+    def sync_cursor(self) -> CursorPosition | None:
         """Return where a forward reader began next to a timeline, if it has not passed that yet."""
         return self.earlier[0] if self.direction == "f" and self.live < LARGEST_POSITION else None
 
     @property
-    def levels(self) -> tuple[Level, ...]:
+    def cursor_positions(self) -> tuple[CursorPosition, ...]:
         """Return the earlier positions and the last one."""
-        return (*self.earlier, Level(self.topological, self.stream, self.moves))
+        return (*self.earlier, CursorPosition(self.topological, self.stream, self.moves))
 
     @classmethod
     def parse(cls, text: str, deployment: str) -> Self:
@@ -237,10 +239,10 @@ class PaginationToken:
 
     @classmethod
     def _read_body(cls, body: str) -> Self:
-        place, *rest = body.split("~")
-        topological, stream, *live = (_read_number(part) for part in place.split("."))
+        position, *rest = body.split("~")
+        topological, stream, *live = (_read_number(part) for part in position.split("."))
         moves = _read_number(rest[0]) if rest else 0
-        earlier = [_read_level(part) for part in rest[1:]]
+        earlier = [_read_cursor_position(part) for part in rest[1:]]
         direction = earlier[0][0] if earlier else ""
         return cls(
             topological,
@@ -271,8 +273,8 @@ class RoomsToken:
 
     @classmethod
     def _read_body(cls, body: str) -> Self:
-        place, _, upto = body.partition("~")
-        activity, _, room = place.partition(".")
+        position, _, upto = body.partition("~")
+        activity, _, room = position.partition(".")
         streams = SyncToken._read_body(upto)  # noqa: SLF001  # the same module
         return cls(streams, _read_number(activity), _read_number(room))
 
@@ -297,9 +299,9 @@ class PosToken:
 
     def print(self, deployment: str) -> str:
         """Return this token as text, for clients of this deployment only."""
-        behind = f"~-~{_print_streams(self.extensions)}" if self.extensions.streams else ""
+        extensions = f"~-~{_print_streams(self.extensions)}" if self.extensions.streams else ""
         state = f"{self.connection}.{self.number}"
-        return _print(CONNECTION, f"{state}~{_print_streams(self.upto)}{behind}", deployment)
+        return _print(CONNECTION, f"{state}~{_print_streams(self.upto)}{extensions}", deployment)
 
     @property
     def covered(self) -> SyncToken:
@@ -396,12 +398,12 @@ def _open(kind: str, text: str, deployment: str) -> str:
     head, _, checksum = text.rpartition("~")
     if not text.isascii() or checksum != _checksum(head):
         raise ValueError("it is damaged, or not a token of this server: the checksum is wrong")
-    form, mark, body = (*head.split("~", 2), "", "")[:3]
-    if form[1:] != str(VERSION):
-        raise ValueError(f"its version is {form[1:]!r}; known is {VERSION}")
-    if form[0] != kind:
+    kind_version, mark, body = (*head.split("~", 2), "", "")[:3]
+    if kind_version[1:] != str(VERSION):
+        raise ValueError(f"its version is {kind_version[1:]!r}; known is {VERSION}")
+    if kind_version[0] != kind:
         raise ValueError(
-            f"it is a {_KINDS.get(form[0], 'strange')} token, "
+            f"it is a {_KINDS.get(kind_version[0], 'strange')} token, "
             f"where a {_KINDS[kind]} token is needed"
         )
     if mark != deployment_mark(deployment):
@@ -440,11 +442,11 @@ def _read_number(text: str) -> int:
     return int(text)
 
 
-def _read_level(text: str) -> tuple[str, Level]:
-    found = _LEVEL.fullmatch(text)
-    if found is None:
+def _read_cursor_position(text: str) -> tuple[str, CursorPosition]:
+    match = _CURSOR_POSITION.fullmatch(text)
+    if match is None:
         raise ValueError(f"{text!r} is not a topological position")
-    return found[1], Level(*(_read_number(number) for number in found.groups()[1:]))
+    return match[1], CursorPosition(*(_read_number(number) for number in match.groups()[1:]))
 
 
 @lru_cache(maxsize=1024)
@@ -453,9 +455,9 @@ def _escape(name: str) -> str:
 
     `a-b_c` becomes `a_2D_b__c`.
     """
-    return _PLAIN.sub(lambda found: "__" if found[0] == "_" else f"_{ord(found[0]):X}_", name)
+    return _PLAIN.sub(lambda match: "__" if match[0] == "_" else f"_{ord(match[0]):X}_", name)
 
 
 @lru_cache(maxsize=1024)  # nearly always the same few names
 def _unescape(name: str) -> str:
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)) if found[1] else "_", name)
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)) if match[1] else "_", name)

@@ -10,7 +10,7 @@ from storage.testing import assembly
 from storage.testing import world as population
 from storage.testing.assembly import number_of, server_of
 from storage.testing.model import BuiltEvent
-from storage.testing.world import MODERATORS_MAX, GeneratedWorld, PartitionSide, Said
+from storage.testing.world import MODERATORS_MAX, GeneratedWorld, PartitionSide, RecentMessage
 
 Action = Callable[[GeneratedWorld], BuiltEvent | None]
 
@@ -41,7 +41,7 @@ def encrypted(world: GeneratedWorld) -> BuiltEvent | None:
     )
 
 
-def _speaker_and_said(world: GeneratedWorld) -> tuple[str, Said] | None:
+def _speaker_and_message(world: GeneratedWorld) -> tuple[str, RecentMessage] | None:
     sender = world.speaker()
     if sender is None or not world.side(sender).recent:
         return None
@@ -50,65 +50,67 @@ def _speaker_and_said(world: GeneratedWorld) -> tuple[str, Said] | None:
 
 def reply(world: GeneratedWorld) -> BuiltEvent | None:
     """Reply to a recent message."""
-    pair = _speaker_and_said(world)
+    pair = _speaker_and_message(world)
     if pair is None:
         return None
-    sender, said = pair
+    sender, recent = pair
     return world.say(
-        sender, "m.room.message", assembly.reply(said.event_id, population.text(world.rng))
+        sender, "m.room.message", assembly.reply(recent.event_id, population.text(world.rng))
     )
 
 
 def thread(world: GeneratedWorld) -> BuiltEvent | None:
     """Send a message in a recent thread, or start a thread."""
-    pair = _speaker_and_said(world)
+    pair = _speaker_and_message(world)
     if pair is None:
         return None
-    sender, said = pair
-    root = said.thread or said.event_id
+    sender, recent = pair
+    root = recent.thread or recent.event_id
     return world.say(
         sender,
         "m.room.message",
-        assembly.threaded(root, said.event_id, population.text(world.rng)),
+        assembly.threaded(root, recent.event_id, population.text(world.rng)),
         thread=root,
     )
 
 
 def reaction(world: GeneratedWorld) -> BuiltEvent | None:
     """React to a recent message."""
-    pair = _speaker_and_said(world)
+    pair = _speaker_and_message(world)
     if pair is None:
         return None
-    sender, said = pair
+    sender, recent = pair
     return world.send(
-        sender, "m.reaction", assembly.reaction(said.event_id, world.rng.choice(REACTIONS))
+        sender, "m.reaction", assembly.reaction(recent.event_id, world.rng.choice(REACTIONS))
     )
 
 
 def edit(world: GeneratedWorld) -> BuiltEvent | None:
     """Edit a recent message by its sender."""
-    pair = _speaker_and_said(world)
+    pair = _speaker_and_message(world)
     if pair is None or not _says_on(world, pair[1].sender, world.side(pair[0])):
         return None
-    said = pair[1]
+    recent = pair[1]
     return world.send(
-        said.sender, "m.room.message", assembly.edit(said.event_id, population.text(world.rng))
+        recent.sender, "m.room.message", assembly.edit(recent.event_id, population.text(world.rng))
     )
 
 
 def redaction(world: GeneratedWorld) -> BuiltEvent | None:
     """Redact a recent message by its sender, or by a moderator."""
-    pair = _speaker_and_said(world)
+    pair = _speaker_and_message(world)
     if pair is None:
         return None
-    said = pair[1]
-    sender = said.sender if _says_on(world, said.sender, world.side(pair[0])) else world.moderator()
+    recent = pair[1]
+    sender = (
+        recent.sender if _says_on(world, recent.sender, world.side(pair[0])) else world.moderator()
+    )
     if sender is None or world.side(sender) is not world.side(pair[0]):
         return None
     content = {"reason": "taken back"}
     if number_of(world.room.version) >= 11:
-        content["redacts"] = said.event_id
-    return world.send(sender, "m.room.redaction", content, redacts=said.event_id)
+        content["redacts"] = recent.event_id
+    return world.send(sender, "m.room.redaction", content, redacts=recent.event_id)
 
 
 def _says_on(world: GeneratedWorld, user: str, side: PartitionSide) -> bool:
@@ -124,8 +126,10 @@ def join(world: GeneratedWorld) -> BuiltEvent | None:
     If the join rule forbids it, somebody invites them.
     """
     rng = world.rng
-    known = (world.invited.draw(rng) if rng.random() < 0.3 else None) or world.gone.draw(rng)
-    user = world.newcomer() if known is None or rng.random() < world.shape.newcomers else known
+    former = (world.invited.draw(rng) if rng.random() < 0.3 else None) or world.former_members.draw(
+        rng
+    )
+    user = world.newcomer() if former is None or rng.random() < world.shape.newcomers else former
     side = world.side(user)
     membership = side.room.membership(user)
     if membership in ("join", "ban"):

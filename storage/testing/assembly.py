@@ -144,35 +144,35 @@ def old_event_id(seed: int, count: int, server_name: str) -> EventId:
 
 
 def unsigned_pdu(
-    draft: EventDraft, reference_hashes: Mapping[EventId, str], chosen_id: EventId | None
+    event: EventDraft, reference_hashes: Mapping[EventId, str], chosen_id: EventId | None
 ) -> dict[str, Any]:
     """Return the PDU as a dict without hash and signature.
 
     `reference_hashes` (base64) and `chosen_id` are used for versions 1 and 2 only.
     """
-    old = number_of(draft.room_version) <= 2
+    old = number_of(event.room_version) <= 2
     pdu: dict[str, Any] = {
-        "auth_events": _references(draft.auth_events, reference_hashes)
+        "auth_events": _references(event.auth_events, reference_hashes)
         if old
-        else list(draft.auth_events),
-        "content": draft.content,
-        "depth": draft.depth,
-        "origin_server_ts": draft.origin_server_ts,
-        "prev_events": _references(draft.prev_events, reference_hashes)
+        else list(event.auth_events),
+        "content": event.content,
+        "depth": event.depth,
+        "origin_server_ts": event.origin_server_ts,
+        "prev_events": _references(event.prev_events, reference_hashes)
         if old
-        else list(draft.prev_events),
-        "sender": draft.sender,
-        "type": draft.type,
+        else list(event.prev_events),
+        "sender": event.sender,
+        "type": event.type,
     }
-    if draft.room_id is not None:
-        pdu["room_id"] = draft.room_id
-    if draft.state_key is not None:
-        pdu["state_key"] = draft.state_key
-    if draft.redacts is not None and number_of(draft.room_version) < 11:
-        pdu["redacts"] = draft.redacts
+    if event.room_id is not None:
+        pdu["room_id"] = event.room_id
+    if event.state_key is not None:
+        pdu["state_key"] = event.state_key
+    if event.redacts is not None and number_of(event.room_version) < 11:
+        pdu["redacts"] = event.redacts
     if old:
         pdu["event_id"] = chosen_id
-    pdu.update(draft.extra)
+    pdu.update(event.extra)
     return pdu
 
 
@@ -305,11 +305,11 @@ def build(graph: RoomGraph, settings: Settings, request: Request) -> BuiltEvent:
     expected outcome.
     """
     merged = merge(graph, request.parents, exact=settings.exact)
-    draft = _draft(graph, settings, request, merged.state)
-    node = _node(graph, draft, request, merged, _encoded(graph, settings, draft, request.how))
+    unsigned = _unsigned_event(graph, settings, request, merged.state)
+    node = _node(graph, unsigned, request, merged, _encoded(graph, settings, unsigned, request.how))
     if settings.checked:
-        _check(graph, node, auth_is_given="auth" in request.how)
-    graph.add(node, draft.content)
+        _check(graph, node, has_own_auth="auth" in request.how)
+    graph.add(node, unsigned.content)
     if number_of(settings.version) <= 2:
         graph.reference_hashes[node.event_id] = reference_hash_text(node.json, settings.version)
     if merged.disputed:
@@ -317,7 +317,9 @@ def build(graph: RoomGraph, settings: Settings, request: Request) -> BuiltEvent:
     return node
 
 
-def _draft(graph: RoomGraph, settings: Settings, request: Request, state: State) -> EventDraft:
+def _unsigned_event(
+    graph: RoomGraph, settings: Settings, request: Request, state: State
+) -> EventDraft:
     how = request.how
     cited = how.get("auth")
     return EventDraft(
@@ -359,25 +361,25 @@ def _honest_depth(graph: RoomGraph, settings: Settings, parents: Sequence[EventI
 
 
 def _encoded(
-    graph: RoomGraph, settings: Settings, draft: EventDraft, how: EventOptions
+    graph: RoomGraph, settings: Settings, event: EventDraft, how: EventOptions
 ) -> tuple[bytes, EventId]:
     chosen = (
-        old_event_id(settings.seed, graph.count, server_of(draft.sender))
+        old_event_id(settings.seed, graph.count, server_of(event.sender))
         if number_of(settings.version) <= 2
         else None
     )
-    pdu = unsigned_pdu(draft, graph.reference_hashes, chosen)
-    names = how["signers"] if "signers" in how else _required_signers(draft)
+    pdu = unsigned_pdu(event, graph.reference_hashes, chosen)
+    names = how["signers"] if "signers" in how else _required_signers(event)
     return finish(pdu, settings.version, names if settings.sign else (), how.get("damage"))
 
 
-def _required_signers(draft: EventDraft) -> list[str]:
-    names = [server_of(draft.sender)]
-    authoriser = draft.content.get("join_authorised_via_users_server")
+def _required_signers(event: EventDraft) -> list[str]:
+    names = [server_of(event.sender)]
+    authoriser = event.content.get("join_authorised_via_users_server")
     if (
         isinstance(authoriser, str)
-        and number_of(draft.room_version) >= 8
-        and draft.type == "m.room.member"
+        and number_of(event.room_version) >= 8
+        and event.type == "m.room.member"
     ):
         names.append(server_of(authoriser))
     return list(dict.fromkeys(names))
@@ -385,31 +387,31 @@ def _required_signers(draft: EventDraft) -> list[str]:
 
 def _node(
     graph: RoomGraph,
-    draft: EventDraft,
+    event: EventDraft,
     request: Request,
     merged: Merged,
     encoded: tuple[bytes, EventId],
 ) -> BuiltEvent:
     pdu, event_id = encoded
     expected = request.how.get("expected") or _expected_of(request.how.get("damage"))
-    state, key = merged.state, draft.state_key
+    state, key = merged.state, event.state_key
     applied = key is not None and expected not in ("rejected", "invalid")
     return BuiltEvent(
         event_id=event_id,
-        room_id=_room_id(draft, event_id),
-        room_version=draft.room_version,
+        room_id=_room_id(event, event_id),
+        room_version=event.room_version,
         pdu=pdu,
-        type=draft.type,
-        sender=draft.sender,
+        type=event.type,
+        sender=event.sender,
         state_key=key,
-        prev_events=draft.prev_events,
-        auth_events=draft.auth_events,
-        depth=draft.depth,
+        prev_events=event.prev_events,
+        auth_events=event.auth_events,
+        depth=event.depth,
         topological=1
-        + max((graph.nodes[parent].topological for parent in draft.prev_events), default=0),
-        origin_server_ts=draft.origin_server_ts,
+        + max((graph.nodes[parent].topological for parent in event.prev_events), default=0),
+        origin_server_ts=event.origin_server_ts,
         state_before=state,
-        state_after=state.update({(draft.type, str(key)): event_id}) if applied else state,
+        state_after=state.update({(event.type, str(key)): event_id}) if applied else state,
         expected=expected,
     )
 
@@ -420,20 +422,20 @@ def _expected_of(damage: Damage | None) -> Expected | None:
     return "redacted" if damage == "content_hash" else "invalid"
 
 
-def _room_id(draft: EventDraft, event_id: EventId) -> RoomId:
-    if draft.room_id is None:
+def _room_id(event: EventDraft, event_id: EventId) -> RoomId:
+    if event.room_id is None:
         return RoomId("!" + event_id[1:])
-    return RoomId(draft.room_id)
+    return RoomId(event.room_id)
 
 
-def _check(graph: RoomGraph, node: BuiltEvent, *, auth_is_given: bool) -> None:
+def _check(graph: RoomGraph, node: BuiltEvent, *, has_own_auth: bool) -> None:
     """Raise ValueError if `expected` contradicts the auth rules on the state before the event."""
     if node.expected == "invalid":
         return
     event = parse(node.pdu, node.room_version)
-    wanted: set[StateKey] = {*keys_needed(event), CREATE}
+    keys: set[StateKey] = {*keys_needed(event), CREATE}
     auth_state = {
-        key: graph.parsed(node.state_before[key]) for key in wanted if key in node.state_before
+        key: graph.parsed(node.state_before[key]) for key in keys if key in node.state_before
     }
     try:
         check(event, auth_state, node.room_version)
@@ -444,7 +446,7 @@ def _check(graph: RoomGraph, node: BuiltEvent, *, auth_is_given: bool) -> None:
                 "say expected='rejected' if meant"
             ) from denied
     else:
-        if node.expected == "rejected" and not auth_is_given:
+        if node.expected == "rejected" and not has_own_auth:
             raise ValueError(
                 f"{node.type} by {node.sender} would not be rejected: its state before it allows it"
             )

@@ -204,14 +204,14 @@ class RoomBuilder:
     def _move_heads(self, node: BuiltEvent) -> None:
         if node.expected in ("rejected", "soft_failed", "invalid"):
             return
-        gone: set[EventId] = set()
+        replaced: set[EventId] = set()
         todo = list(node.prev_events)
         while todo:
             parent = todo.pop()
-            gone.add(parent)
+            replaced.add(parent)
             if self.graph.nodes[parent].expected in ("rejected", "soft_failed"):
                 todo.extend(self.graph.nodes[parent].prev_events)
-        self.heads = (*(head for head in self.heads if head not in gone), node.event_id)
+        self.heads = (*(head for head in self.heads if head not in replaced), node.event_id)
 
     # Beginnings
 

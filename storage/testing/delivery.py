@@ -31,8 +31,8 @@ def deliver_late(room: RoomBuilder, seed: int = 0) -> GeneratedRoom:
     }
     citing: dict[EventId, list[EventId]] = {key: [] for key in by_id}
     for key, cited in missing.items():
-        for one in cited:
-            citing[one].append(key)
+        for cited_id in cited:
+            citing[cited_id].append(key)
     ready = [key for key, cited in missing.items() if not cited]
     order: list[GeneratedEvent] = []
     while ready:
@@ -64,15 +64,15 @@ def deliver_with_gap(room: RoomBuilder, start: int, stop: int) -> GeneratedRoom:
     fetched: set[EventId] = set()
     for event in events[stop:]:
         if lost.isdisjoint(event.prev_events):
-            wanted = room.graph.auth_chain([event.event_id])
-            order += _outliers(room, wanted & lost - fetched)
-            fetched |= wanted & lost
+            needed = room.graph.auth_chain([event.event_id])
+            order += _outliers(room, needed & lost - fetched)
+            fetched |= needed & lost
             order.append(event.generated())
             continue
         state = set(event.state_before.values())
-        wanted = (state | room.graph.auth_chain([*state, event.event_id])) & lost
-        order += _outliers(room, wanted - fetched)
-        fetched |= wanted
+        needed = (state | room.graph.auth_chain([*state, event.event_id])) & lost
+        order += _outliers(room, needed - fetched)
+        fetched |= needed
         order.append(event.generated(state_before=sorted(state)))
     order += [event.generated("backfill") for event in events[start:stop]]
     return _room(room, order)
@@ -93,7 +93,7 @@ def respell(event: GeneratedEvent, rng: random.Random) -> GeneratedEvent:
 
 def _shuffled(value: Any, rng: random.Random) -> Any:
     if isinstance(value, list):
-        return [_shuffled(one, rng) for one in value]
+        return [_shuffled(item, rng) for item in value]
     if not isinstance(value, dict):
         return value
     keys = rng.sample(sorted(value), len(value))

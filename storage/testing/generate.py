@@ -47,7 +47,7 @@ class RoomStream:
         made = itertools.islice(_endless(world, trim=True), self.count)
         late, respelled = self.shape.odd.late, self.shape.odd.respelled
         rng = random.Random(self.seed)  # noqa: S311  (the same delivery every time)
-        delivered = held_back(made, late, rng) if late else made
+        delivered = with_late_events(made, late, rng) if late else made
         for event in delivered:
             delivery = event.generated()
             yield respell(delivery, rng) if respelled and rng.random() < respelled else delivery
@@ -162,7 +162,7 @@ def _ordinary(world: GeneratedWorld, names: list[str], weights: list[float]) -> 
     return [] if node is None else [node]
 
 
-def held_back(
+def with_late_events(
     events: Iterable[BuiltEvent], rate: float, rng: random.Random, *, most: int = LATE_MOST
 ) -> Iterator[BuiltEvent]:
     """Yield the events in another order: up to `most` others overtake some of them.
@@ -170,16 +170,16 @@ def held_back(
     None of the others cites the late event. Only in forks can an event be late. One that is
     expected to soft-fail stays in place, and so do its dependencies.
     """
-    held: dict[EventId, tuple[BuiltEvent, int]] = {}
-    for place, event in enumerate(events):
+    delayed: dict[EventId, tuple[BuiltEvent, int]] = {}
+    for index, event in enumerate(events):
         for cited in (*event.prev_events, *event.auth_events):
-            if cited in held:
-                yield held.pop(cited)[0]
+            if cited in delayed:
+                yield delayed.pop(cited)[0]
         if event.expected is None and event.prev_events and rng.random() < rate:
-            held[event.event_id] = event, place + rng.randint(1, most)
+            delayed[event.event_id] = event, index + rng.randint(1, most)
         else:
             yield event
-        for event_id in [event_id for event_id, (_, due) in held.items() if due <= place]:
-            yield held.pop(event_id)[0]
-    for waiting, _ in held.values():
+        for event_id in [event_id for event_id, (_, due) in delayed.items() if due <= index]:
+            yield delayed.pop(event_id)[0]
+    for waiting, _ in delayed.values():
         yield waiting

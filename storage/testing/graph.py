@@ -57,8 +57,8 @@ class RoomGraph:
         Raise KeyError.
         """
         key = EventId(event_id)
-        found = self.nodes.get(key)
-        return self._archive[key] if found is None else found
+        node = self.nodes.get(key)
+        return self._archive[key] if node is None else node
 
     def membership(self, state: State, user_id: str) -> str | None:
         """Return a user's membership in a state, None if there is no member event."""
@@ -88,12 +88,12 @@ class RoomGraph:
 
     def maximal(self, ids: Iterable[EventId]) -> tuple[EventId, ...]:
         """Return those of `ids` that are no ancestors of another one, in the given order."""
-        wanted = list(dict.fromkeys(ids))
-        if len(wanted) < 2:
-            return tuple(wanted)
-        floor = min(self.nodes[event_id].topological for event_id in wanted)
-        covered = set(self.ancestors(wanted, floor))
-        return tuple(event_id for event_id in wanted if event_id not in covered)
+        unique_ids = list(dict.fromkeys(ids))
+        if len(unique_ids) < 2:
+            return tuple(unique_ids)
+        floor = min(self.nodes[event_id].topological for event_id in unique_ids)
+        covered = set(self.ancestors(unique_ids, floor))
+        return tuple(event_id for event_id in unique_ids if event_id not in covered)
 
     def ancestors(self, ids: Iterable[EventId], floor: int) -> Iterator[EventId]:
         """Yield the ancestors of `ids` over prev_events, down to a topological number `floor`."""
@@ -128,23 +128,23 @@ class RoomGraph:
         state.
         """
         last = self.nodes[keep]
-        wanted = set(last.state_after.values())
-        for event_id in list(wanted):
-            wanted.update(self.node(event_id).auth_events)
+        kept = set(last.state_after.values())
+        for event_id in list(kept):
+            kept.update(self.node(event_id).auth_events)
         for event_id, node in self.nodes.items():
-            if node.state_key is not None and (event_id in wanted or node.type != "m.room.member"):
+            if node.state_key is not None and (event_id in kept or node.type != "m.room.member"):
                 self._archive[event_id] = replace(
                     node, state_before=EMPTY_STATE, state_after=EMPTY_STATE
                 )
         self._archive = {
             key: node
             for key, node in self._archive.items()
-            if key in wanted or node.type != "m.room.member"
+            if key in kept or node.type != "m.room.member"
         }
         self.nodes = {keep: last}
-        self._forget_facts_of_all_but({*self._archive, keep})
+        self._forget_all_but({*self._archive, keep})
 
-    def _forget_facts_of_all_but(self, ids: Collection[EventId]) -> None:
+    def _forget_all_but(self, ids: Collection[EventId]) -> None:
         self._memberships = {key: value for key, value in self._memberships.items() if key in ids}
         self.reference_hashes = {
             key: value for key, value in self.reference_hashes.items() if key in ids
@@ -192,13 +192,13 @@ def merge(graph: RoomGraph, parents: Sequence[EventId], *, exact: bool) -> Merge
         return Merged(EMPTY_STATE, frozenset())
     if all(state is states[0] for state in states):
         return Merged(states[0], frozenset())
-    known = graph.merges.get((exact, *parents))
-    if known is None:
-        known = _merge_unlike(graph, parents, states, exact=exact)
+    merged = graph.merges.get((exact, *parents))
+    if merged is None:
+        merged = _merge_unlike(graph, parents, states, exact=exact)
         if len(graph.merges) >= MERGES_MAX:
             graph.merges.clear()
-        graph.merges[exact, *parents] = known
-    return known
+        graph.merges[exact, *parents] = merged
+    return merged
 
 
 def _merge_unlike(
@@ -343,21 +343,21 @@ def _conflicted_subgraph(graph: RoomGraph, conflicted: set[EventId]) -> set[Even
     For room version 12.
     """
     floor = min(graph.node(event_id).topological for event_id in conflicted)
-    cited = {event_id: _cited_above(graph, event_id, floor) for event_id in conflicted}
+    cited = {event_id: _cited_from(graph, event_id, floor) for event_id in conflicted}
     todo = list(cited)
     while todo:
         for event_id in cited[todo.pop()]:
             if event_id not in cited:
-                cited[event_id] = _cited_above(graph, event_id, floor)
+                cited[event_id] = _cited_from(graph, event_id, floor)
                 todo.append(event_id)
-    found: set[EventId] = set()
+    subgraph: set[EventId] = set()
     for event_id in sorted(cited, key=lambda event_id: graph.node(event_id).topological):
-        if event_id in conflicted or not found.isdisjoint(cited[event_id]):
-            found.add(event_id)
-    return found
+        if event_id in conflicted or not subgraph.isdisjoint(cited[event_id]):
+            subgraph.add(event_id)
+    return subgraph
 
 
-def _cited_above(graph: RoomGraph, event_id: EventId, floor: int) -> list[EventId]:
+def _cited_from(graph: RoomGraph, event_id: EventId, floor: int) -> list[EventId]:
     return [
         cited
         for cited in graph.node(event_id).auth_events

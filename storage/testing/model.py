@@ -79,9 +79,15 @@ class BuiltEvent:
         self, origin: Origin = "live", state_before: Iterable[EventId] | None = None
     ) -> "GeneratedEvent":
         """Return the event as a delivery to a store."""
-        given = None if state_before is None else tuple(state_before)
+        state_ids = None if state_before is None else tuple(state_before)
         return GeneratedEvent(
-            self.pdu, self.event_id, self.room_id, self.room_version, origin, given, self.expected
+            self.pdu,
+            self.event_id,
+            self.room_id,
+            self.room_version,
+            origin,
+            state_ids,
+            self.expected,
         )
 
 

@@ -53,7 +53,7 @@ def oversized(world: GeneratedWorld) -> list[BuiltEvent]:
     )
 
 
-def depth_lie(world: GeneratedWorld) -> list[BuiltEvent]:
+def false_depth(world: GeneratedWorld) -> list[BuiltEvent]:
     """Send a message with a false depth: the largest, 0, a small or a random one.
 
     From version 6 on it may also be negative.
@@ -129,7 +129,7 @@ ODDITIES: Final[Mapping[str, Oddity]] = {
         content_hash,
         bad_signature,
         oversized,
-        depth_lie,
+        false_depth,
         rejected,
         soft_failed,
         early_redaction,

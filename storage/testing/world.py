@@ -29,7 +29,7 @@ class Odd:
     """A delivery is late, though never after an event that cites it: only forks can be late."""
     content_hash: float = 0.0
     """A message whose content hash is wrong: stored as redacted."""
-    depth_lie: float = 0.0
+    false_depth: float = 0.0
     """A message that claims any depth; servers carry the largest one on."""
     rejected: float = 0.0
     """An event that its own state does not allow: by banned users, strangers, or without power."""
@@ -175,7 +175,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
 ODD_SOME: Final = Odd(
     late=0.05,
     content_hash=0.005,
-    depth_lie=0.001,
+    false_depth=0.001,
     rejected=0.01,
     soft_failed=0.005,
     bad_signature=0.003,
@@ -222,32 +222,32 @@ class Roster:
 
     def __init__(self, users: Iterable[str] = ()) -> None:
         self._users = list(users)
-        self._places = {user: place for place, user in enumerate(self._users)}
+        self._positions = {user: position for position, user in enumerate(self._users)}
 
     def __len__(self) -> int:
         return len(self._users)
 
     def __contains__(self, user: object) -> bool:
-        return user in self._places
+        return user in self._positions
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._users)
 
     def add(self, user: str) -> None:
         """Add a user; one who is in stays in place."""
-        if user not in self._places:
-            self._places[user] = len(self._users)
+        if user not in self._positions:
+            self._positions[user] = len(self._users)
             self._users.append(user)
 
     def discard(self, user: str) -> None:
         """Remove a user, if in; the last one moves to the free position."""
-        place = self._places.pop(user, None)
-        if place is None:
+        position = self._positions.pop(user, None)
+        if position is None:
             return
         last = self._users.pop()
         if last != user:
-            self._users[place] = last
-            self._places[last] = place
+            self._users[position] = last
+            self._positions[last] = position
 
     def draw(self, rng: random.Random, *, skew: float = 1.0) -> str | None:
         """Return a user, None if there is none; a `skew` above 1 prefers a few of them."""
@@ -340,7 +340,7 @@ NODES_MAX: Final = 20_000
 MODERATORS_MAX: Final = 12
 
 
-class Said(NamedTuple):
+class RecentMessage(NamedTuple):
     """A message that may be answered, edited, redacted."""
 
     event_id: EventId
@@ -353,7 +353,7 @@ class PartitionSide:
     """One side of a partition, or the whole."""
 
     room: RoomBuilder
-    recent: deque[Said] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
+    recent: deque[RecentMessage] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
 
 
 class GeneratedWorld:
@@ -389,7 +389,7 @@ class GeneratedWorld:
         self.joined: Roster = Roster()
         self.invited: Roster = Roster()
         self.banned: Roster = Roster()
-        self.gone: Roster = Roster()
+        self.former_members: Roster = Roster()
         self.knocking: Roster = Roster()
         self.moderators: list[str] = [self.creator]
 
@@ -418,7 +418,7 @@ class GeneratedWorld:
             else set(names)
         )
         names.sort(key=lambda name: name not in busy)
-        self.side_of = {name: self.sides[place % width] for place, name in enumerate(names)}
+        self.side_of = {name: self.sides[index % width] for index, name in enumerate(names)}
         self.partition_left = 1 + width * (
             1 + int(-math.log(1 - self.rng.random()) * self.shape.fork_depth)
         )
@@ -426,9 +426,9 @@ class GeneratedWorld:
     def _heal(self) -> None:
         self.room.merge(*(side.room for side in self.sides))
         self.whole.recent.extend(
-            said
+            message
             for side in self.sides
-            for said in list(side.recent)[-RECENT_MAX // len(self.sides) :]
+            for message in list(side.recent)[-RECENT_MAX // len(self.sides) :]
         )
         self.sides = [self.whole]
         self.side_of = dict.fromkeys(self.side_of, self.whole)
@@ -531,7 +531,7 @@ class GeneratedWorld:
     ) -> BuiltEvent:
         """Send a message that others can refer to."""
         node = self.send(sender, type_, content)
-        self.side(sender).recent.append(Said(node.event_id, sender, thread))
+        self.side(sender).recent.append(RecentMessage(node.event_id, sender, thread))
         return node
 
     def member(
@@ -550,7 +550,7 @@ class GeneratedWorld:
             ("join", self.joined),
             ("invite", self.invited),
             ("ban", self.banned),
-            ("leave", self.gone),
+            ("leave", self.former_members),
             ("knock", self.knocking),
         ):
             if name == membership:

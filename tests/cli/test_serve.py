@@ -14,7 +14,7 @@ import pytest
 import storage
 from storage.replication import Handlers, ReplicationPeer
 from storage.replication.redis_transport import RedisTransport
-from storage.streams.feed import Advance, Fact
+from storage.streams.feed import Advance, StreamRow
 from tests.cli.running import NOBODY, room_storage, started
 from tests.replication.redis_server import RedisServer
 
@@ -221,8 +221,8 @@ async def test_it_publishes_over_redis_what_others_commit(dsn: str) -> None:
                     pass  # the answer of the process: it knows this one
                 for number in range(3):
                     await writer.account_data.set(alice, f"m.{number}", {})
-                facts: list[Fact] = []
+                facts: list[StreamRow] = []
                 while len(facts) < 3:
                     advance = await advances.get()
-                    facts += [fact for fact in advance.facts if advance.instance_name == "writer"]
+                    facts += [fact for fact in advance.rows if advance.instance_name == "writer"]
                 assert [fact.row[-1] for fact in facts] == ["m.0", "m.1", "m.2"]

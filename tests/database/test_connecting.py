@@ -256,7 +256,7 @@ async def open_dsn(guarded_dsn: str) -> str:
 
 
 async def test_postgres_refuses_with_its_place(guarded_dsn: str) -> None:
-    place = DsnServer(guarded_dsn).place
+    place = DsnServer(guarded_dsn).address
     wrong = guarded_dsn.replace(ESCAPED, "c0rrect")
     error = await failure(wrong)
     assert str(error) == (
@@ -434,8 +434,8 @@ def test_hosts_and_ports_are_read_as_libpq_reads_them(monkeypatch: pytest.Monkey
     assert DsnServer("postgresql://a,b:2/x").hosts == [("a", 2), ("b", 2)]
     assert DsnServer("postgresql://a:1,b:2/x").hosts == [("a", 1), ("b", 2)]
     assert DsnServer("postgresql:///x?host=a,b&port=1,2").hosts == [("a", 1), ("b", 2)]
-    assert DsnServer("postgresql://%2Frun%2Fpg/x").place == "/run/pg/.s.PGSQL.5432"
-    assert DsnServer("postgresql:///x").place == "localhost or a local socket, port 5432"
+    assert DsnServer("postgresql://%2Frun%2Fpg/x").address == "/run/pg/.s.PGSQL.5432"
+    assert DsnServer("postgresql:///x").address == "localhost or a local socket, port 5432"
 
 
 @pytest.mark.parametrize("name", ["STORAGE_DSN", "STORAGE_DSN_FILE"])

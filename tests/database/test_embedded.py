@@ -165,7 +165,7 @@ def test_a_killed_server_is_recovered(place: Path) -> None:
     assert server.pid is not None
     process = psutil.Process(server.pid)
     os.kill(process.pid, signal.SIGKILL)
-    assert server._gone(process)
+    assert server._has_ended(process)
     assert run_sql(server.start(), "SELECT n FROM t") == 7
     assert "database system was interrupted" in server.log.read_text()
     server.stop()

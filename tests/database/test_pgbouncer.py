@@ -275,4 +275,4 @@ async def test_reads_of_spark_want_a_direct_connection(dsn: str, ignored: str) -
     async with bouncer(dsn, "session", ignore_startup_parameters=ignored) as url:
         with pytest.raises(InputError) as caught:
             await asyncio.to_thread(read, url)
-    assert str(caught.value) == f"{DsnServer(url).place}: {DIRECT}"
+    assert str(caught.value) == f"{DsnServer(url).address}: {DIRECT}"

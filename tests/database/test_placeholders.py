@@ -101,7 +101,7 @@ def test_what_stands_for_a_placeholder(text: str, expected: str) -> None:
     ],
 )
 def test_what_stands_for_a_placeholder_of_one_row(text: str, expected: str) -> None:
-    assert compose(text, PERSON.one()).sql == expected
+    assert compose(text, PERSON.one_row()).sql == expected
 
 
 def test_inputs_are_numbered_in_the_order_of_the_text() -> None:
@@ -170,7 +170,9 @@ async def test_postgres_reads_what_was_bound(dsn: str) -> None:
 
 
 async def test_postgres_reads_one_row(dsn: str) -> None:
-    composed = compose("SELECT :person.values, :person.age FROM :person.ordered AS i", PERSON.one())
+    composed = compose(
+        "SELECT :person.values, :person.age FROM :person.ordered AS i", PERSON.one_row()
+    )
     rows = [(1, 20, [4], 'a"\\'), (2, 30, None, "b")]
     async with await Database.open(dsn) as database, database.connection() as conn:
         found = [

@@ -190,7 +190,7 @@ async def test_few_servers_are_kept_in_memory() -> None:
     keys = ring(KeyServer(), key_servers_cached=2)
     for event in events_of(room):
         assert await keys.check([event], 60.0) == {}
-    assert len(keys._known) == 2
+    assert len(keys._published_keys) == 2
 
 
 async def test_the_own_key_needs_no_request() -> None:

@@ -344,7 +344,7 @@ async def test_news_at_the_moment_of_its_end_do_not_keep_it(
     sender = Sender(two[0].store, Wire(two).send, limits=SLOW)
     task = asyncio.create_task(sender.run())
     await asyncio.sleep(0.05)
-    sender._news.set()
+    sender._has_new_events.set()
     for _ in range(turns):
         await asyncio.sleep(0)
     task.cancel()

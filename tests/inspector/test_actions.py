@@ -185,7 +185,7 @@ async def test_a_room_is_verified(
     await owner.execute("UPDATE rooms SET joined_count = joined_count + 1")
     await result_of(site, "verify", room=room.room_id)
     await site.inspector.tasks.ended()
-    [task, _] = site.inspector.tasks.known
+    [task, _] = site.inspector.tasks.latest
     assert (task.state, task.line_count) == ("done", 1)
     assert "member_counts" in task.lines[0]
 
@@ -193,13 +193,13 @@ async def test_a_room_is_verified(
 async def test_jobs_are_run(site: Served, owner: asyncpg.Connection) -> None:
     assert "have begun" in await result_of(site, "jobs")
     await site.inspector.tasks.ended()
-    assert site.inspector.tasks.known[0].state == "done"
+    assert site.inspector.tasks.latest[0].state == "done"
     await owner.execute(
         "INSERT INTO background_jobs (name, revision, registered_ts) VALUES ('gone', '1', 1)"
     )
     await result_of(site, "jobs")
     await site.inspector.tasks.ended()
-    assert "in no migration of this release" in site.inspector.tasks.known[0].state
+    assert "in no migration of this release" in site.inspector.tasks.latest[0].state
 
 
 async def test_one_long_action_at_a_time(

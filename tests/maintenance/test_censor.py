@@ -254,9 +254,7 @@ async def test_caches_are_told_once(dsn: str) -> None:
         assert len(store.caches.events) == 1
         told = asyncio.Event()
         store.streams.feed.subscribe(
-            lambda advance: (
-                told.set() if advance.stream_name == "caches" and advance.facts else None
-            )
+            lambda advance: told.set() if advance.stream_name == "caches" and advance.rows else None
         )
         await censor(store.database, older_than_ms=0, batch=1)
         await asyncio.wait_for(told.wait(), 60)

@@ -17,7 +17,7 @@ from tests.small_limits import purges_in_batches
 
 ROOMS = int(os.environ.get("STORAGE_ROOMS", "12"))
 ODD = replace(
-    ODD_SOME, depth_lie=0.02, rejected=0.04, soft_failed=0.03, early_redaction=0.04, late=0.1
+    ODD_SOME, false_depth=0.02, rejected=0.04, soft_failed=0.03, early_redaction=0.04, late=0.1
 )
 CONFIG = Config(purge_pause_ms=0)
 small_batches = purges_in_batches(7)

@@ -14,7 +14,7 @@ import storage
 from storage import AppendResult, Store
 from storage.errors import CommitUnknown, DatabaseUnavailable
 from storage.streams import account_data
-from storage.streams.feed import Fact
+from storage.streams.feed import StreamRow
 from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder
 from tests.pausing import pause
@@ -167,8 +167,8 @@ async def test_a_small_stream_whose_answer_is_lost(dsn: str) -> None:
     user = storage.UserId("@user1:s1.test")
     async with lossy(dsn) as (eater, store):
         await store.account_data.set(user, "m.first", {})
-        told: list[Fact] = []
-        store.streams.feed.subscribe(lambda advance: told.extend(advance.facts))
+        told: list[StreamRow] = []
+        store.streams.feed.subscribe(lambda advance: told.extend(advance.rows))
         eater.eat(account_data.SQL_SET)
         at = await store.account_data.set(user, "m.second", {})
         assert eater.eaten.is_set()

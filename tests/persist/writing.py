@@ -9,7 +9,7 @@ import storage
 from storage import AppendResult, Store
 from storage.persist.write.all_tables import SQL_WRITE
 from storage.persist.write.messages_only import SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE
-from storage.streams.feed import Advance, Fact
+from storage.streams.feed import Advance, StreamRow
 from storage.testing import RoomBuilder
 from tests.pausing import pause
 from tests.persist.connection_breaker import AnswerEater
@@ -102,12 +102,12 @@ async def stored(admin: asyncpg.Connection) -> dict[str | None, int]:
     return {row[0]: row[1] for row in await admin.fetch(STORED)}
 
 
-def listen(store: Store) -> list[Fact]:
-    told: list[Fact] = []
+def listen(store: Store) -> list[StreamRow]:
+    told: list[StreamRow] = []
 
     def hear(advance: Advance) -> None:
         if advance.stream_name == "events":
-            told.extend(advance.facts)
+            told.extend(advance.rows)
 
     store.streams.feed.subscribe(hear)
     return told

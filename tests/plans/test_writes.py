@@ -15,7 +15,7 @@ from benchmarks.crowd import DEPTH_MS, EVERYWHERE, FIRST_MS, SERVER, STEP_MS, VE
 from benchmarks.statistics_states import BY_NAME, MEMBER, BigRoom, StatesServer
 from storage import Store
 from storage.ids import EventId, RoomId, UserId
-from storage.streams import fact_rows
+from storage.streams import stream_rows
 from storage.streams.positions import LARGEST_POSITION
 from storage.testing import signing_key
 from tests.persist.writing import QUIET
@@ -178,7 +178,7 @@ async def touched(
         async with store.database.connection() as conn:
             last = await conn.fetchval("SELECT max(stream_ordering) FROM events")
             with recorder.recording() as plans:
-                for rows in (fact_rows.events, fact_rows.backfill):
+                for rows in (stream_rows.events, stream_rows.backfill):
                     await rows(conn, last - 500, LARGEST_POSITION, None, 100)
         yield "follow", Touched.of(plans)
     await states.drop(room)

@@ -18,7 +18,7 @@ from storage.queries import timestamp_to_event as timestamps
 from storage.queries.filters import ANY_EVENT
 from storage.queries.pagination import page as sync_tokens
 from storage.queries.sync import rooms, state
-from storage.streams import fact_rows
+from storage.streams import stream_rows
 from storage.streams.positions import LARGEST_POSITION
 from storage.visibility import multirange
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
@@ -365,7 +365,7 @@ async def test_a_page_of_the_stream_of_events(filled: Filled) -> None:
     for writer in (None, "main"):
         plan = await plan_of(
             filled.store,
-            fact_rows.SQL_EVENTS_ROWS,
+            stream_rows.SQL_EVENTS_ROWS,
             filled.last_stream - MANY + 10,
             filled.last_stream,
             writer,

@@ -13,7 +13,7 @@ import storage
 from storage import InvalidToken, Store
 from storage.queries.pagination.page import Direction
 from storage.streams import PaginationToken
-from storage.streams.tokens import Level
+from storage.streams.tokens import CursorPosition
 from storage.testing import RoomBuilder
 from tests.queries.rooms import ADMIN, LOCAL, append, ids, new_room
 from tests.queries.test_paging_under_repair import in_thread
@@ -72,7 +72,7 @@ async def test_each_move_is_read_for_each_place_of_a_token(
             token = PaginationToken.parse(end, store.deployment_id)
             if places > 1:
                 token = replace(
-                    token, direction=direction, earlier=(Level(1, 1, 0),) * (places - 1)
+                    token, direction=direction, earlier=(CursorPosition(1, 1, 0),) * (places - 1)
                 )
             again = partial(ask, store, room, question, direction)
             with (

@@ -201,7 +201,7 @@ async def test_only_so_many_entries_of_states_are_remembered(
         )
         for event in small.events:
             await store.state_after(event.event_id)
-        assert sum(map(len, store.caches.states.held().values())) <= 30
+        assert sum(map(len, store.caches.states.entries().values())) <= 30
 
 
 async def test_a_given_state_that_holds_a_rejected_event(

@@ -10,7 +10,7 @@ from storage import Store, Sync
 from storage.ids import UserId
 from storage.queries.sync.changed_rooms import BESIDE, Look, until_news
 from storage.streams import SyncToken
-from storage.streams.feed import Fact
+from storage.streams.feed import StreamRow
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, append, deliver, ids, new_room
 
@@ -164,7 +164,9 @@ async def test_old_news_does_not_wake(store: Store) -> None:
     await asyncio.sleep(0)
     for position in (99, 100, 101):
         row = ["$e", "!r", "m.room.member", LOCAL, None]
-        store.streams.advance("events", "far", position, [Fact(position, "far", row)], local=False)
+        store.streams.advance(
+            "events", "far", position, [StreamRow(position, "far", row)], local=False
+        )
         await asyncio.sleep(0)
         assert asleep.done() == (position > 100)
     assert await asleep

@@ -17,7 +17,7 @@ from storage.replication import transport
 from storage.replication.commands import Command
 from storage.replication.transport import Link, ReplicationLimits
 from storage.streams import startup
-from storage.streams.feed import Advance, Fact
+from storage.streams.feed import Advance, StreamRow
 from storage.streams.registry import Streams
 
 SERVER_NAME = "example.com"
@@ -55,16 +55,14 @@ class Seen:
 
     def __init__(self, streams: Streams) -> None:
         self.advances: list[Advance] = []
-        self.facts: dict[tuple[str, str], list[Fact]] = {}
+        self.facts: dict[tuple[str, str], list[StreamRow]] = {}
         self._streams = streams
         self._moved = asyncio.Event()
         streams.feed.subscribe(self._told)
 
     def _told(self, advance: Advance) -> None:
         self.advances.append(advance)
-        self.facts.setdefault((advance.stream_name, advance.instance_name), []).extend(
-            advance.facts
-        )
+        self.facts.setdefault((advance.stream_name, advance.instance_name), []).extend(advance.rows)
         self._moved.set()
 
     def ids(self, writer: str, stream: str = "caches") -> list[int]:
@@ -132,8 +130,8 @@ class Process:
             self.streams.advance("caches", self.instance_name, ids[-1], facts)
             return ids
 
-    def fact(self, stream_id: int) -> Fact:
-        return Fact(
+    def fact(self, stream_id: int) -> StreamRow:
+        return StreamRow(
             stream_id, self.instance_name, ["get_user_by_id", [str(stream_id)], 1550574873251]
         )
 
@@ -148,7 +146,7 @@ class Process:
             stream,
             self.instance_name,
             stream_id,
-            [Fact(stream_id, self.instance_name, row) for row in rows],
+            [StreamRow(stream_id, self.instance_name, row) for row in rows],
         )
 
     @property

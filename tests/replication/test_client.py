@@ -7,7 +7,7 @@ import pytest
 from storage.errors import ProtocolError, StorageClosed
 from storage.replication import Client, Handlers, Server
 from storage.replication.commands import Position, Rdata, RemoteServerUp
-from storage.streams.feed import Advance, Fact
+from storage.streams.feed import Advance, StreamRow
 from tests.replication.processes import QUICK, SERVER_NAME, Process, limit
 from tests.replication.proxies import Proxy
 from tests.replication.sessions import FakeServer, check_complete, connected
@@ -137,9 +137,13 @@ async def test_batches_of_two_writers_do_not_mix(worker: Process) -> None:
         )
         await worker.seen.reached("a", 8, "receipts")
     assert worker.seen.facts == {
-        ("caches", "b"): [Fact(11, "b", ["b1"]), Fact(11, "b", ["b2"])],
-        ("caches", "a"): [Fact(12, "a", ["a1"]), Fact(12, "a", ["a2"]), Fact(12, "a", ["a3"])],
-        ("receipts", "a"): [Fact(8, "a", ["ra2"])],
+        ("caches", "b"): [StreamRow(11, "b", ["b1"]), StreamRow(11, "b", ["b2"])],
+        ("caches", "a"): [
+            StreamRow(12, "a", ["a1"]),
+            StreamRow(12, "a", ["a2"]),
+            StreamRow(12, "a", ["a3"]),
+        ],
+        ("receipts", "a"): [StreamRow(8, "a", ["ra2"])],
     }
 
 
@@ -167,7 +171,7 @@ async def test_what_was_written_before_the_connection_is_read_in_pages(
         await main.write(count)
     async with await Server(main).serve() as server, connected(worker, server.port):
         await check_complete(worker, main)
-    assert max(len(advance.facts) for advance in worker.seen.advances) <= QUICK.page_rows_max
+    assert max(len(advance.rows) for advance in worker.seen.advances) <= QUICK.page_rows_max
 
 
 async def test_a_server_passes_on_what_it_learns_of_others(main: Process, worker: Process) -> None:
@@ -235,7 +239,7 @@ async def test_what_a_worker_says_reaches_the_server_and_is_said_again_after_a_b
             assert server.syncing.workers() == {"worker": {("@a:b.c", "PHONE")}}
             [connection] = server.connections
             proxy.cut()
-            await connection.gone.wait()
+            await connection.ended.wait()
             assert server.syncing.workers() == {}
             await client.connected()
             client.publish(RemoteServerUp("matrix.org"))
@@ -244,7 +248,7 @@ async def test_what_a_worker_says_reaches_the_server_and_is_said_again_after_a_b
             assert server.syncing.last_sync_ms("@a:b.c") == 5
             assert server.acknowledged.of("worker") == 41
             [connection] = server.connections
-        await connection.gone.wait()
+        await connection.ended.wait()
         assert server.syncing.workers() == {}
 
 
@@ -252,7 +256,7 @@ async def test_handlers_without_a_store(main: Process) -> None:
     heard: asyncio.Queue[Advance | Position | Rdata] = asyncio.Queue()
     fetched: list[tuple[str, str, int, int, int]] = []
 
-    async def fetch(stream: str, writer: str, after: int, upto: int, limit: int) -> list[Fact]:
+    async def fetch(stream: str, writer: str, after: int, upto: int, limit: int) -> list[StreamRow]:
         fetched.append((stream, writer, after, upto, limit))
         return await main.streams[stream].rows(after, upto, limit, instance_name=writer)
 
@@ -277,7 +281,7 @@ async def test_handlers_without_a_store(main: Process) -> None:
         await client.connected()
         advance = await heard.get()
         assert isinstance(advance, Advance)
-        assert [fact.stream_id for fact in advance.facts] == [second]
+        assert [fact.stream_id for fact in advance.rows] == [second]
         assert fetched == [("caches", "main", first, second, QUICK.page_rows_max)]
 
 

@@ -11,7 +11,7 @@ from storage.config import Config
 from storage.database.connection import Database
 from storage.replication import Client, Server
 from storage.replication.follower import Follower
-from storage.streams.feed import Fact
+from storage.streams.feed import StreamRow
 from tests.replication.processes import SERVER_NAME, Process, limit
 from tests.replication.proxies import Proxy, through, unix_socket_of
 from tests.replication.sessions import FakeServer, check_complete, connected
@@ -76,7 +76,7 @@ async def test_a_client_that_could_not_read_for_long_gets_everything_in_the_end(
         while connection.refused is None:
             await main.write(10_000)
         assert connection.refused.startswith("too slow: ")
-        await connection.gone.wait()
+        await connection.ended.wait()
         proxy.flows.set()
         await check_complete(worker, main)
         assert proxy.connections > 1
@@ -112,7 +112,7 @@ async def test_one_that_fetches_holds_up_nobody_else(
     await main.write(5)
     rows, go_on = worker.streams["caches"].rows, asyncio.Event()
 
-    async def late(*args: int, instance_name: str) -> list[Fact]:
+    async def late(*args: int, instance_name: str) -> list[StreamRow]:
         if instance_name == "main":
             await go_on.wait()
         return await rows(*args, instance_name=instance_name)

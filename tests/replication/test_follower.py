@@ -19,7 +19,7 @@ from storage.replication.commands import Command, Position, Rdata, parse
 from storage.replication.follower import Follower
 from storage.replication.peer import advance_commands, positions
 from storage.replication.transport import ReplicationLimits
-from storage.streams.feed import Advance, Fact
+from storage.streams.feed import Advance, StreamRow
 
 SMALL: Final = ReplicationLimits(
     page_rows_max=3, batch_rows_max=4, retry_ms_first=0, retry_ms_max=0
@@ -54,9 +54,9 @@ class Log:
     """The facts of two writers in one stream: the follower's table and target at the same time."""
 
     def __init__(self) -> None:
-        self.facts: list[Fact] = []
+        self.facts: list[StreamRow] = []
         self.at = dict.fromkeys(WRITERS, 0)
-        self.seen: dict[str, list[Fact]] = {writer: [] for writer in WRITERS}
+        self.seen: dict[str, list[StreamRow]] = {writer: [] for writer in WRITERS}
         self.known = dict.fromkeys(WRITERS, 0)
         self.failures = 0
         self.moved = asyncio.Event()
@@ -68,7 +68,7 @@ class Log:
         """One id for each count, with so many rows; 0 is an id that came to nothing."""
         before, last = self.at[writer], max(self.at.values())
         facts = [
-            Fact(last + number, writer, [number, row])
+            StreamRow(last + number, writer, [number, row])
             for number, count in enumerate(counts, 1)
             for row in range(count)
         ]
@@ -91,7 +91,7 @@ class Log:
 
     async def rows(
         self, stream_name: str, instance_name: str, after: int, upto: int, limit: int
-    ) -> list[Fact]:
+    ) -> list[StreamRow]:
         await asyncio.sleep(0)
         if self.failures:
             self.failures -= 1
@@ -103,12 +103,12 @@ class Log:
         ][:limit]
 
     def advance(
-        self, stream_name: str, instance_name: str, current: int, facts: list[Fact]
+        self, stream_name: str, instance_name: str, current: int, rows: list[StreamRow]
     ) -> None:
         assert self.known[instance_name] < current <= self.at[instance_name]
-        assert all(self.known[instance_name] < fact.stream_id <= current for fact in facts)
+        assert all(self.known[instance_name] < fact.stream_id <= current for fact in rows)
         self.known[instance_name] = current
-        self.seen[instance_name] += facts
+        self.seen[instance_name] += rows
         self.moved.set()
 
     def check_complete(self) -> None:
@@ -296,7 +296,7 @@ async def test_a_failure_that_is_not_the_databases_ends_the_link() -> None:
     class Broken(Log):
         async def rows(
             self, stream_name: str, instance_name: str, after: int, upto: int, limit: int
-        ) -> list[Fact]:
+        ) -> list[StreamRow]:
             raise RuntimeError("a defect")
 
     log, link = Broken(), LinesOnTheirWay()
@@ -317,12 +317,12 @@ counts_of_rows = st.lists(st.integers(0, 4), min_size=1, max_size=8)
 def test_an_advance_is_told_without_gaps(previous: int, counts: list[int]) -> None:
     """Each token leaves no gap to the one before; batches end with the token of their facts."""
     facts = [
-        Fact(previous + number, "w", [row])
+        StreamRow(previous + number, "w", [row])
         for number, count in enumerate(counts, 1)
         for row in range(count)
     ]
     told, batch = previous, []
-    rows: list[Fact] = []
+    rows: list[StreamRow] = []
     for command in advance_commands(Advance("s", "w", previous, previous + len(counts), facts)):
         if isinstance(command, Position):
             assert command.prev_token == told
@@ -334,7 +334,7 @@ def test_an_advance_is_told_without_gaps(previous: int, counts: list[int]) -> No
             if command.token is not None:
                 assert told < command.token
                 told = command.token
-                rows += [Fact(told, "w", row) for row in batch]
+                rows += [StreamRow(told, "w", row) for row in batch]
                 batch = []
     assert told == previous + len(counts)
     assert rows == facts
@@ -342,13 +342,13 @@ def test_an_advance_is_told_without_gaps(previous: int, counts: list[int]) -> No
 
 
 def test_facts_outside_of_an_advance_are_not_told() -> None:
-    facts = [Fact(number, "w", [number]) for number in (3, 4, 5, 6, 7)]
+    facts = [StreamRow(number, "w", [number]) for number in (3, 4, 5, 6, 7)]
     told = [str(command) for command in advance_commands(Advance("s", "w", 4, 6, facts))]
     assert told == ["RDATA s w 5 [5]", "RDATA s w 6 [6]"]
 
 
 def test_rows_that_share_an_id_are_told_or_left_out_together() -> None:
-    facts = [Fact(5, "w", ["a"]), Fact(5, "w", ["x" * 20_000]), Fact(6, "w", ["b"])]
+    facts = [StreamRow(5, "w", ["a"]), StreamRow(5, "w", ["x" * 20_000]), StreamRow(6, "w", ["b"])]
     told = [str(command) for command in advance_commands(Advance("s", "w", 4, 6, facts))]
     assert told == ["POSITION s w 5 5", 'RDATA s w 6 ["b"]']
     assert [key for key, _ in groupby(line.split()[0] for line in told)] == ["POSITION", "RDATA"]

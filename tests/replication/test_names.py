@@ -12,7 +12,7 @@ from storage.replication.commands import FederationAck, LockReleased, UserSync
 from storage.replication.follower import UNKNOWN_MAX, StreamsTarget
 from storage.replication.in_process import Hub
 from storage.replication.peer import ReplicationPeer
-from storage.replication.syncing import GONE_MAX, Acknowledgements, Syncing
+from storage.replication.syncing import UNLINKED_MAX, Acknowledgements, Syncing
 from tests.replication.processes import QUICK, Lines, Process, limit, netcat
 
 LINES = 60_000
@@ -85,7 +85,7 @@ async def test_a_name_is_free_when_its_connection_has_ended(main: Process) -> No
             worker.say("FEDERATION_ACK w1 5")
             await settled(worker, main)
             [_, connection] = server.connections
-        await connection.gone.wait()
+        await connection.ended.wait()
         again.say("FEDERATION_ACK w1 7")
         await settled(again, main)
         assert server.acknowledged.of("w1") == 7
@@ -112,7 +112,7 @@ async def test_names_that_are_ever_new_do_not_pile_up(main: Process) -> None:
             tracemalloc.stop()
         assert len(server.exchange.syncing.workers()) <= QUICK.names_max
         assert sum(map(len, server.syncing.workers().values())) == QUICK.sessions_max
-        assert len(server.acknowledged) <= QUICK.names_max + GONE_MAX
+        assert len(server.acknowledged) <= QUICK.names_max + UNLINKED_MAX
         assert ("@u59999:b.c", "D") in server.syncing.workers()["one"]
         assert after - before < BYTES_MAX, f"{after - before} bytes"
 
@@ -121,15 +121,15 @@ async def test_the_oldest_users_of_a_connection_are_dropped(main: Process) -> No
     link = object()
     syncing = Syncing(3)
     for n in range(5):
-        syncing.told(UserSync("w1", f"@{n}:b.c", None, True, n), link)
+        syncing.record(UserSync("w1", f"@{n}:b.c", None, True, n), link)
     assert syncing.users() == {"@2:b.c", "@3:b.c", "@4:b.c"}
-    syncing.told(UserSync("w1", "@2:b.c", None, True, 6), link)
-    syncing.told(UserSync("w2", "@5:b.c", None, True, 7), link)
+    syncing.record(UserSync("w1", "@2:b.c", None, True, 6), link)
+    syncing.record(UserSync("w2", "@5:b.c", None, True, 7), link)
     assert syncing.workers() == {
         "w1": {("@2:b.c", None), ("@4:b.c", None)},
         "w2": {("@5:b.c", None)},
     }
-    syncing.told(UserSync("w3", "@6:b.c", None, True, 7), object())
+    syncing.record(UserSync("w3", "@6:b.c", None, True, 7), object())
     assert len(syncing.users()) == 4
     syncing.lost(link)
     assert syncing.users() == {"@6:b.c"}
@@ -141,15 +141,15 @@ async def test_the_oldest_users_of_a_connection_are_dropped(main: Process) -> No
 async def test_an_id_that_is_too_long_is_refused(user_id: str, device_id: str | None) -> None:
     syncing = Syncing()
     with pytest.raises(ProtocolError, match="more than 512 bytes"):
-        syncing.told(UserSync("w1", user_id, device_id, True, 1), object())
+        syncing.record(UserSync("w1", user_id, device_id, True, 1), object())
     assert syncing.workers() == {}
 
 
 async def test_a_worker_that_has_gone_counts_for_a_while() -> None:
     now = 0.0
     acknowledged = Acknowledgements(1_000, lambda: now)
-    acknowledged.told(FederationAck("s1", 5))
-    acknowledged.told(FederationAck("s2", 9))
+    acknowledged.record(FederationAck("s1", 5))
+    acknowledged.record(FederationAck("s2", 9))
     acknowledged.lost(["s1", "nobody"])
     now = 1.0
     assert (acknowledged.of("s1"), acknowledged.lowest()) == (5, 5)
@@ -157,17 +157,17 @@ async def test_a_worker_that_has_gone_counts_for_a_while() -> None:
     assert (acknowledged.of("s1"), acknowledged.lowest()) == (None, 9)
     acknowledged.lost(["s2"])
     now = 2.0
-    acknowledged.told(FederationAck("s2", 8))
+    acknowledged.record(FederationAck("s2", 8))
     now = 60.0
     assert acknowledged.lowest() == 9
 
 
 async def test_of_workers_that_have_gone_only_so_many_are_remembered() -> None:
     acknowledged = Acknowledgements()
-    for n in range(GONE_MAX + 5):
-        acknowledged.told(FederationAck(f"s{n}", n))
+    for n in range(UNLINKED_MAX + 5):
+        acknowledged.record(FederationAck(f"s{n}", n))
         acknowledged.lost([f"s{n}"])
-    assert len(acknowledged) == GONE_MAX
+    assert len(acknowledged) == UNLINKED_MAX
     assert acknowledged.lowest() == 5
 
 

@@ -9,7 +9,7 @@ import pytest
 from storage.replication import Handlers, Server
 from storage.replication.commands import FederationAck, LockReleased, RemoteServerUp, UserIp
 from storage.replication.transport import ReplicationLimits
-from storage.streams.feed import Fact
+from storage.streams.feed import StreamRow
 from tests.replication.processes import SERVER_NAME, Process, limit, netcat
 
 
@@ -73,9 +73,9 @@ async def test_a_row_that_is_too_long_for_a_line_is_a_hole(main: Process) -> Non
             "main",
             at + 4,
             [
-                Fact(at + 1, "main", ["a"]),
-                Fact(at + 2, "main", ["x" * 20_000]),
-                Fact(at + 3, "main", ["c"]),
+                StreamRow(at + 1, "main", ["a"]),
+                StreamRow(at + 2, "main", ["x" * 20_000]),
+                StreamRow(at + 3, "main", ["c"]),
             ],
         )
         assert [await by_hand.hear() for _ in range(4)] == [
@@ -230,7 +230,7 @@ async def test_who_never_reads_is_gone_after_a_while(
         while connection.refused is None:
             main.tell(main.position + 1, [["x" * 1_000] for _ in range(10)])
             await asyncio.sleep(0)
-        await connection.gone.wait()
+        await connection.ended.wait()
         assert server.connections == []
 
 
@@ -270,7 +270,7 @@ async def test_who_syncs_on_which_worker_is_known_until_the_worker_goes(main: Pr
         assert syncing.users() == {"@a:b.c"}
         [_, connection] = server.connections
         two.writer.write_eof()
-        await connection.gone.wait()
+        await connection.ended.wait()
         assert syncing.users() == set()
         assert not syncing.is_syncing("@a:b.c")
         assert syncing.last_sync_ms("@a:b.c") is None
@@ -296,7 +296,7 @@ async def test_a_worker_that_comes_back_tells_anew(
         assert server.syncing.users() == {"@b:b.c"}
         assert (await lost.all())[-1] == "ERROR w1 is back over another connection"
         lost.writer.transport.abort()
-        await first.gone.wait()
+        await first.ended.wait()
         assert server.syncing.users() == {"@b:b.c"}
 
 

@@ -195,7 +195,7 @@ async def test_facts_that_share_an_id_arrive_together(
     await worker.seen.reached("main", before)
     main.tell(before + 5, [["a"], ["b"], ["c"]])
     await worker.seen.reached("main", before + 5)
-    assert [fact.row for fact in worker.seen.advances[-1].facts] == [["a"], ["b"], ["c"]]
+    assert [fact.row for fact in worker.seen.advances[-1].rows] == [["a"], ["b"], ["c"]]
 
 
 async def test_a_new_writer_is_told_of_before_what_was_written_after_it_came(

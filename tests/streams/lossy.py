@@ -64,7 +64,7 @@ class FeedRecorder:
 
     def _told(self, advance: Advance) -> None:
         if advance.stream_name == "events":
-            self.ids += [fact.row[0] for fact in advance.facts]
+            self.ids += [fact.row[0] for fact in advance.rows]
             self._more.set()
 
     async def reached(self, ids: list[EventId]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import storage
 from storage import Store
 from storage.streams.caches import Cache, LastChange, RoomsOf, Ticket
-from storage.streams.feed import Advance, Fact
+from storage.streams.feed import Advance, StreamRow
 from storage.streams.invalidate_caches import invalidate_caches, register_writer
 from storage.streams.position_poller import follow_once
 from storage.testing import RoomBuilder
@@ -121,8 +121,10 @@ async def test_each_cache_forgets_by_name_key_or_whole(store: Store) -> None:
                 assert isinstance(ticket, Ticket)
                 # The value does not matter.
                 cache.fill(ticket, RoomsOf({}, 0))  # type: ignore[arg-type]
-        facts = [Fact(number, "far", [name, key, 0]) for number, (name, key) in enumerate(rows, 1)]
-        caches.told(Advance("caches", "far", 0, len(rows), facts, local=False))
+        facts = [
+            StreamRow(number, "far", [name, key, 0]) for number, (name, key) in enumerate(rows, 1)
+        ]
+        caches.on_advance(Advance("caches", "far", 0, len(rows), facts, local=False))
         kinds = (caches.events, caches.current_state, caches.rooms_of)
         return [
             tuple(not isinstance(cache.get(key), Ticket) for cache in kinds)  # type: ignore[misc]

@@ -16,7 +16,7 @@ from storage.maintenance.verify import verify
 from storage.observability.prometheus import streams as metrics_of_streams
 from storage.streams import VectorPosition
 from storage.streams.defined_streams import STREAMS_MAX, SUPERSEDED_KEEP_MS
-from storage.streams.feed import Advance, Fact
+from storage.streams.feed import Advance, StreamRow
 from storage.streams.position_poller import follow_once
 from storage.streams.published_facts import PublishedFact
 from storage.streams.registry import STREAMS
@@ -42,11 +42,11 @@ async def second(dsn: str, store: Store) -> AsyncIterator[Store]:
         yield opened
 
 
-def listen(store: Store) -> list[Fact]:
-    told: list[Fact] = []
+def listen(store: Store) -> list[StreamRow]:
+    told: list[StreamRow] = []
 
     def hear(advance: Advance) -> None:
-        told.extend(advance.facts)
+        told.extend(advance.rows)
 
     store.streams.feed.subscribe(hear)
     return told
@@ -80,9 +80,9 @@ async def test_facts_are_read_in_stream_order(store: Store) -> None:
     assert first < second < third
     facts = await typing.rows()
     assert facts == [
-        Fact(first, "main", [ROOM, {"user_ids": [ALICE]}, [BOB, ROOM]]),
-        Fact(second, "main", [ELSEWHERE, {"user_ids": []}, []]),
-        Fact(third, "main", [ROOM, {"user_ids": []}, []]),
+        StreamRow(first, "main", [ROOM, {"user_ids": [ALICE]}, [BOB, ROOM]]),
+        StreamRow(second, "main", [ELSEWHERE, {"user_ids": []}, []]),
+        StreamRow(third, "main", [ROOM, {"user_ids": []}, []]),
     ]
     assert (facts[0].key, facts[0].value, facts[0].wakes) == (
         ROOM,

@@ -49,7 +49,7 @@ class Followed:
 
     def _told(self, advance: Advance) -> None:
         if advance.stream_name == "events":
-            self.rows.update((fact.row[0], list(fact.row)) for fact in advance.facts)
+            self.rows.update((fact.row[0], list(fact.row)) for fact in advance.rows)
             self._more.set()
 
     async def reached(self, event_id: EventId | None) -> None:

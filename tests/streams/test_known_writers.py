@@ -112,7 +112,7 @@ async def test_it_does_not_pass_an_id_in_flight(dsn: str) -> None:
             await holding.close()
             assert [one.outcome for one in await writing] == ["stored"]
             await follow_once(store.database, store.streams)
-            facts = [fact.stream_id for one in told for fact in one.facts]
+            facts = [fact.stream_id for one in told for fact in one.rows]
             assert facts == [taken]
             assert events.linear() == taken
 

@@ -17,9 +17,9 @@ from storage.ids import UserId
 from storage.persist.write.all_tables import SQL_WRITE
 from storage.persist.write.messages_only import SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE
 from storage.streams import account_data, to_device
-from storage.streams.feed import Fact
+from storage.streams.feed import StreamRow
 from storage.streams.position_poller import follow_once
-from storage.streams.stream_writer import SQL_NEW_EPOCH
+from storage.streams.stream_writer import SQL_NEW_WRITER_EPOCH
 from storage.testing import RoomBuilder
 from tests.pausing import pause
 from tests.persist.connection_breaker import AnswerEater
@@ -69,12 +69,12 @@ class NumberedWriter:
     def __init__(self, store: Store, stream_name: str) -> None:
         self.store = store
         self.stream_name = stream_name
-        self.told: list[Fact] = []
+        self.told: list[StreamRow] = []
         self.room = RoomBuilder("11")
         self.room.start(USER)
         store.streams.feed.subscribe(
             lambda advance: self.told.extend(
-                advance.facts if advance.stream_name == stream_name else ()
+                advance.rows if advance.stream_name == stream_name else ()
             )
         )
 
@@ -214,7 +214,7 @@ async def test_an_epoch_whose_own_answer_is_lost(dsn: str, monkeypatch: pytest.M
     lost: list[str] = []
 
     def lose(statement: str, seconds: float) -> None:
-        if statement == SQL_NEW_EPOCH and len(lost) < 2:
+        if statement == SQL_NEW_WRITER_EPOCH and len(lost) < 2:
             lost.append(statement)
             raise DatabaseUnavailable(f"lost after {seconds} s")
 

@@ -12,10 +12,10 @@ import storage
 from storage import Store
 from storage.database.connection import Connection
 from storage.streams import SyncToken, position_poller
-from storage.streams.feed import Advance, Fact
+from storage.streams.feed import Advance, StreamRow
 from storage.streams.position_poller import follow_once
 from storage.streams.registry import STREAMS, Declaration
-from storage.streams.stream_writer import StreamWriter, WrittenFacts
+from storage.streams.stream_writer import StreamWriter, WrittenRows
 
 QUIET = storage.Config(follow_ms=3_600_000)
 
@@ -76,9 +76,9 @@ class AddedRow(NamedTuple):
 
 async def read_marks(
     conn: Connection, after: int, upto: int, writer: str | None, limit: int
-) -> list[Fact]:
+) -> list[StreamRow]:
     rows = await conn.fetch(SQL_MARKS_ROWS, after, upto, writer, limit, row=MarkRow)
-    return [Fact(row.stream_id, row.instance_name, [row.user_id, row.mark]) for row in rows]
+    return [StreamRow(row.stream_id, row.instance_name, [row.user_id, row.mark]) for row in rows]
 
 
 class Marks:
@@ -90,11 +90,11 @@ class Marks:
     async def add(self, user_id: str, mark: str) -> int:
         writer = self._writer
 
-        async def write(conn: Connection) -> WrittenFacts:
+        async def write(conn: Connection) -> WrittenRows:
             row = await conn.fetchrow(SQL_ADD_MARK, user_id, mark, *writer.author, row=AddedRow)
             assert row is not None
-            return WrittenFacts(
-                [Fact(row.stream_id, writer.instance_name, [user_id, mark])], row.writers
+            return WrittenRows(
+                [StreamRow(row.stream_id, writer.instance_name, [user_id, mark])], row.writers
             )
 
         return await writer.write(write)
@@ -126,11 +126,11 @@ async def second(new_stream: str, store: Store) -> AsyncIterator[Store]:
         yield opened
 
 
-def listen(store: Store) -> list[Fact]:
-    told: list[Fact] = []
+def listen(store: Store) -> list[StreamRow]:
+    told: list[StreamRow] = []
 
     def hear(advance: Advance) -> None:
-        told.extend(advance.facts)
+        told.extend(advance.rows)
 
     store.streams.feed.subscribe(hear)
     return told
@@ -158,7 +158,10 @@ async def test_facts_are_written_read_told_and_wake(store: Store, second: Store)
     assert await waiting
     last = await marks.add("@b:s1.test", "two")
     assert first < last
-    facts = [Fact(first, "main", ["@a:s1.test", "one"]), Fact(last, "main", ["@b:s1.test", "two"])]
+    facts = [
+        StreamRow(first, "main", ["@a:s1.test", "one"]),
+        StreamRow(last, "main", ["@b:s1.test", "two"]),
+    ]
     assert await store.streams["marks"].rows(0, last, 10) == facts
     assert told == facts
     await follow_once(second.database, second.streams)
@@ -207,15 +210,15 @@ async def test_rows_that_share_an_id_are_never_torn(
 
     async def read_thrice(
         conn: Connection, after: int, upto: int, writer: str | None, limit: int
-    ) -> list[Fact]:
+    ) -> list[StreamRow]:
         facts = await read_marks(conn, after, upto, writer, 100)
         return [
-            Fact(fact.stream_id, fact.instance_name, [*fact.row, part])
+            StreamRow(fact.stream_id, fact.instance_name, [*fact.row, part])
             for fact in facts
             for part in range(3)
         ][:limit]
 
-    monkeypatch.setattr(position_poller, "FACTS_AT_ONCE", page)
+    monkeypatch.setattr(position_poller, "ROWS_AT_ONCE", page)
     monkeypatch.setattr(
         second.streams["marks"], "declaration", replace(STREAMS["marks"], read=read_thrice)
     )

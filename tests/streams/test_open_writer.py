@@ -54,7 +54,7 @@ async def test_it_is_told_positions_and_no_events(dsn: str, loader: OpenWriter) 
             loader.streams["events"].positions()["main"]
             == store.streams["events"].positions()["main"]
         )
-        assert [one for one in told if one.facts] == []
+        assert [one for one in told if one.rows] == []
         assert any(one.instance_name == "main" and one.stream_name == "events" for one in told)
         await follow_once(store.database, store.streams)
         assert await store.current_state(storage.RoomId(room_of(1).room_id)), (

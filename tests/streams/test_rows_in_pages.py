@@ -7,7 +7,7 @@ import pytest
 
 import storage
 from storage import Store
-from storage.streams.feed import Fact, whole_ids
+from storage.streams.feed import StreamRow, whole_ids
 from storage.streams.registry import Stream
 from storage.testing import RoomBuilder
 
@@ -15,9 +15,9 @@ ALICE, LOCAL, OTHER = "@alice:s2.test", "@local:s1.test", "@other:s1.test"
 EVERYTHING = 1_000_000
 
 
-async def in_pages(stream: Stream, size: int, writer: str | None) -> list[Fact]:
+async def in_pages(stream: Stream, size: int, writer: str | None) -> list[StreamRow]:
     """As a follower reads them (`storage.streams.position_poller`)."""
-    known, end, found, limit = 0, stream.linear(), list[Fact](), size
+    known, end, found, limit = 0, stream.linear(), list[StreamRow](), size
     while known < end:
         page = await stream.rows(known, end, limit, instance_name=writer)
         assert len(page) <= limit

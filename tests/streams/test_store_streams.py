@@ -56,7 +56,7 @@ async def test_every_event_is_a_fact_of_its_writer(store: Store) -> None:
         for one in room.events
     ]
     assert {fact.instance_name for fact in facts} == {"main"}
-    assert [fact for advance in told for fact in advance.facts] == facts
+    assert [fact for advance in told for fact in advance.rows] == facts
     assert events.linear() == facts[-1].stream_id
 
 
@@ -77,10 +77,10 @@ async def test_another_process_follows_through_the_database(store: Store, second
     second.streams.feed.subscribe(told.append)
     await store.append(room_of().pdus)
     await follow_once(second.database, second.streams)
-    facts = [fact for advance in told if advance.stream_name == "events" for fact in advance.facts]
+    facts = [fact for advance in told if advance.stream_name == "events" for fact in advance.rows]
     assert facts == await store.streams["events"].rows(0, 1_000_000, 100)
     assert second.streams["events"].positions()["main"] == facts[-1].stream_id
-    assert not any(advance.local for advance in told if advance.facts)
+    assert not any(advance.local for advance in told if advance.rows)
 
 
 async def test_an_idle_writer_holds_nobody_back(store: Store, second: Store) -> None:
@@ -253,7 +253,7 @@ async def test_account_data_of_a_room_is_read_alone(store: Store) -> None:
         explaining = ExplainingConnection.over(conn, generic=True)
         for place in (room.room_id, None):
             row = account_data.OwnContentRow
-            found = await explaining.fetch(account_data.SQL_OF_PLACE, user, place, row=row)
+            found = await explaining.fetch(account_data.SQL_OF_SCOPE, user, place, row=row)
             assert [one.type for one in found] == ["m.direct" if place is None else "m.tag"]
             assert explaining.plans[-1].rows_of_tables()["account_data"] == 1
 
@@ -422,7 +422,7 @@ async def test_a_cancelled_write_is_told_all_the_same(store: Store) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     await heard.wait()
-    assert [fact.row for advance in told for fact in advance.facts] == [
+    assert [fact.row for advance in told for fact in advance.rows] == [
         ["@user1:s1.test", None, "m.direct"]
     ]
 

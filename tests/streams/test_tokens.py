@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from storage.errors import InvalidToken
 from storage.streams import PaginationToken, RoomsToken, SyncToken, VectorPosition
-from storage.streams.tokens import LARGEST_TOKEN, Level, deployment_mark
+from storage.streams.tokens import LARGEST_TOKEN, CursorPosition, deployment_mark
 
 HERE = "deployment-one"
 names = st.text(min_size=1, max_size=6)
@@ -141,7 +141,7 @@ def test_the_printed_forms_stay_as_they_are() -> None:
     assert token.print(HERE) == f"s1~{mark}~account__data.7~events.53.main-60.w_2D_2-71~889d2b9c"
     assert PaginationToken(120, 4711).print(HERE) == f"p1~{mark}~120.4711~e386f3d4"
     assert PaginationToken(120, 4711, 900).print(HERE) == f"p1~{mark}~120.4711.900~f9e2b019"
-    beside = PaginationToken(120, 4711, 900, 2, "f", (Level(130, 4712, 1),))
+    beside = PaginationToken(120, 4711, 900, 2, "f", (CursorPosition(130, 4712, 1),))
     assert beside.print(HERE) == f"p1~{mark}~120.4711.900~2~f130.4712.1~e82e84d1"
     assert PaginationToken.parse(beside.print(HERE), HERE) == beside
     upto = SyncToken.of({"events": VectorPosition(53, (("main", 60),))})

@@ -112,7 +112,7 @@ def test_soft_failed_events_are_denied_by_the_ban_that_came_before() -> None:
 
 def test_every_kind_of_odd_event_is_what_it_claims() -> None:
     odd = Odd(
-        content_hash=0.1, depth_lie=0.05, bad_signature=0.1, oversized=0.02, early_redaction=0.05
+        content_hash=0.1, false_depth=0.05, bad_signature=0.1, oversized=0.02, early_redaction=0.05
     )
     room = generate_room(SMALL_CHAT.replaced(odd=odd), 600, seed=3)
     outcomes = Counter(event.expected for event in room)

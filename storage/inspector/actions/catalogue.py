@@ -59,7 +59,7 @@ class Tasks:
     """The tasks of one inspector."""
 
     def __init__(self) -> None:
-        self.known: list[BackgroundTask] = []
+        self.latest: list[BackgroundTask] = []
         self._running: asyncio.Task[None] | None = None
 
     def start(self, title: str, work: Work) -> BackgroundTask:
@@ -67,7 +67,7 @@ class Tasks:
         if self._running is not None and not self._running.done():
             raise InputError("another action is running: wait for its end")
         task = BackgroundTask(title, time.time_ns() // 1_000_000)
-        self.known = [task, *self.known[: TASKS_KEPT - 1]]
+        self.latest = [task, *self.latest[: TASKS_KEPT - 1]]
         self._running = asyncio.create_task(_run(task, work), name=f"inspector: {title}")
         return task
 
@@ -224,8 +224,8 @@ class ActionRefusedError(InputError):
 
 
 def signature_of(inspector: "Inspector", viewer: str, name: str, fields: Fields) -> str:
-    said = "\0".join([viewer, name, *(f"{key}={fields[key]}" for key in sorted(fields))])
-    return hmac.new(inspector.secret, said.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+    signed = "\0".join([viewer, name, *(f"{key}={fields[key]}" for key in sorted(fields))])
+    return hmac.new(inspector.secret, signed.encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 
 
 def _check_viewer(visit: Visit) -> None:
@@ -246,7 +246,7 @@ async def listed(visit: Visit) -> Response:
     return visit.render(
         "actions.html",
         actions=ACTIONS,
-        tasks=visit.inspector.tasks.known,
+        tasks=visit.inspector.tasks.latest,
         result=visit.text("result"),
     )
 
@@ -254,9 +254,9 @@ async def listed(visit: Visit) -> Response:
 async def confirm(visit: Visit) -> Response:
     """Ask once more, with the effect in a sentence."""
     _check_viewer(visit)
-    name = visit.wanted("action")
+    name = visit.required("action")
     action = _action(name)
-    fields = {field: visit.wanted(field) for field in action.fields}
+    fields = {field: visit.required(field) for field in action.fields}
     signature = signature_of(visit.inspector, visit.viewer.name, name, fields)
     return visit.render(
         "confirm.html", name=name, action=action, fields=fields, signature=signature
@@ -266,10 +266,10 @@ async def confirm(visit: Visit) -> Response:
 async def run(visit: Visit) -> Response:
     """Run an action, and return to the list."""
     _check_viewer(visit)
-    given = await _body(visit)
-    name = given.pop("action", "")
-    action, signature = _action(name), given.pop(SIGNATURE, "")
-    fields = {field: given.get(field, "") for field in action.fields}
+    form = await _body(visit)
+    name = form.pop("action", "")
+    action, signature = _action(name), form.pop(SIGNATURE, "")
+    fields = {field: form.get(field, "") for field in action.fields}
     expected = signature_of(visit.inspector, visit.viewer.name, name, fields)
     if _is_foreign(visit) or not hmac.compare_digest(signature.encode(), expected.encode()):
         raise ActionRefusedError("the form is not from this page: open the action again")

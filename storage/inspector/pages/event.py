@@ -86,11 +86,11 @@ def drawing_of(path: Sequence[PathStep]) -> dict[str, Any]:
     levels = max((step.level or 0 for step in path), default=0)
     boxes = [
         {
-            "x": 4 + 30 * place,
+            "x": 4 + 30 * index,
             "y": 4 if step.level is None else 30 + 24 * (levels - step.level),
             "step": step,
         }
-        for place, step in enumerate(path)
+        for index, step in enumerate(path)
     ]
     return {"boxes": boxes, "width": 8 + 30 * len(path), "height": 56 + 24 * levels}
 
@@ -123,7 +123,7 @@ TIMELINE: Final = 10
 
 async def user_page(visit: Visit) -> Response:
     """Show a user of any server."""
-    user_id = args.user(visit.wanted("id"))
+    user_id = args.user(visit.required("id"))
     is_local = server_name_of(user_id) == visit.store.server_name
     memberships = await visit.store.memberships_of(user_id, args.MEMBERSHIPS)
     rooms = sorted(memberships)[:ROOMS_SHOWN]
@@ -240,23 +240,23 @@ async def _set_by(visit: Visit, line: EventLine) -> EventId | None:
 
 async def search_page(visit: Visit) -> Response:
     """Show what an id or its beginning stands for. Text without a sigil is of any kind."""
-    wanted = visit.text("q") or ""
+    query = visit.text("q") or ""
     events = rooms = users = []
-    sigil = wanted[:1]
-    if wanted and (sigil == "$" or sigil not in "!@#"):
-        events = await visit.read(events_called, _with("$", wanted))
-    if wanted and (sigil == "!" or sigil not in "$@#"):
-        rooms = await visit.read(rooms_like, _with("!", wanted))
-    if wanted and (sigil == "@" or sigil not in "$!#"):
-        users = await visit.read(users_like, _with("@", wanted))
+    sigil = query[:1]
+    if query and (sigil == "$" or sigil not in "!@#"):
+        events = await visit.read(events_called, _with("$", query))
+    if query and (sigil == "!" or sigil not in "$@#"):
+        rooms = await visit.read(rooms_like, _with("!", query))
+    if query and (sigil == "@" or sigil not in "$!#"):
+        users = await visit.read(users_like, _with("@", query))
     if sigil == "#":
-        rooms = [str(room) for room in await visit.read(rooms_by_alias, wanted)]
-    found = {"/event": events, "/room": rooms, "/user": users}
-    for path, ids in found.items():
-        if wanted in ids or (sigil == "#" and len(ids) == 1):
-            chosen = wanted if wanted in ids else ids[0]
+        rooms = [str(room) for room in await visit.read(rooms_by_alias, query)]
+    matches = {"/event": events, "/room": rooms, "/user": users}
+    for path, ids in matches.items():
+        if query in ids or (sigil == "#" and len(ids) == 1):
+            chosen = query if query in ids else ids[0]
             return RedirectResponse(visit.links(path, id=chosen), 303, data_headers())
-    return visit.render("search.html", wanted=wanted, found=found)
+    return visit.render("search.html", wanted=query, found=matches)
 
 
 def _with(sigil: str, text: str) -> str:

@@ -78,7 +78,7 @@ def _caches(store: Store) -> list[dict[str, Any]]:
 
 def _calls(store: Store) -> list[dict[str, Any]]:
     """Return the calls of this process that took most time in all, with their usual times."""
-    found = [
+    calls = [
         {
             "name": name,
             "count": len(times),
@@ -88,15 +88,15 @@ def _calls(store: Store) -> list[dict[str, Any]]:
         for name, times in store.measures.calls.items()
         if len(times)
     ]
-    return sorted(found, key=lambda call: -call["mean_ms"] * call["count"])
+    return sorted(calls, key=lambda call: -call["mean_ms"] * call["count"])
 
 
 def quantile_ms(times: Distribution, share: float) -> float | None:
     """Return a bound in milliseconds that so many of the times keep; None above all bounds."""
-    wanted, seen = share * len(times), 0
+    target, seen = share * len(times), 0
     for bound, count in zip(times.bounds, times.counts, strict=False):
         seen += count
-        if seen >= wanted:
+        if seen >= target:
             return 1000 * bound
     return None
 
@@ -107,36 +107,36 @@ def quantile_ms(times: Distribution, share: float) -> float | None:
 # Reads: `storage.store.catalogue`, on a connection that explains each statement before it runs. All
 # of them are reads, in a read-only transaction.
 
-BEHIND: Final = 100
+LAG: Final = 100
 FIELDS: Final = ("room", "user", "event", "server", "since", "timestamp")
 
 
 async def explain_page(visit: Visit) -> Response:
     """Show the form of a query; and its plans, once all arguments are given."""
-    name = visit.wanted("query")
+    name = visit.required("query")
     query = query_of(name)
-    given = QueryArguments(
+    arguments = QueryArguments(
         **{field: visit.text(field) for field in FIELDS if field != "timestamp"},
         timestamp=visit.whole("timestamp"),
         limit=min(visit.whole("limit") or 10, 1_000),
     )
-    wanted = [need for need in query.needs if need != "since"]
-    is_complete = all(getattr(given, need) is not None for need in wanted)
-    plans = await _plans(visit, name, given) if is_complete else []
+    needed = [need for need in query.needs if need != "since"]
+    is_complete = all(getattr(arguments, need) is not None for need in needed)
+    plans = await _plans(visit, name, arguments) if is_complete else []
     return visit.render(
         "explain.html",
         name=name,
         query=query,
-        given=given,
+        given=arguments,
         plans=plans,
         trees=[list(described(plan)) for plan in plans],
-        behind=BEHIND,
+        behind=LAG,
     )
 
 
-async def _plans(visit: Visit, name: str, given: QueryArguments) -> list[QueryPlan]:
+async def _plans(visit: Visit, name: str, arguments: QueryArguments) -> list[QueryPlan]:
     async def explained(conn: Connection) -> list[QueryPlan]:
-        complete = await with_token(conn, name, given, BEHIND)
+        complete = await with_token(conn, name, arguments, LAG)
         return await (await prepared(visit.store.database, conn, name, complete)).plans()
 
     return await visit.store.reads.run(explained, snapshot=True)
@@ -170,8 +170,8 @@ async def growth_page(visit: Visit) -> Response:
     *positions, end = await visit.read(positions_at, [*begins, begins[-1] + 2 * WEEK_MS])
     this_week = await visit.read(room_growth, positions[-1], end, limit=ROOMS_SHOWN)
     before = await visit.read(room_growth, positions[-2], positions[-1], limit=10 * ROOMS_SHOWN)
-    ends = [*positions[1:], end]
-    weeks = [last - first for first, last in zip(positions, ends, strict=True)]
+    week_ends = [*positions[1:], end]
+    weeks = [last - first for first, last in zip(positions, week_ends, strict=True)]
     return visit.render(
         "growth.html",
         this_week=this_week,
@@ -196,7 +196,7 @@ async def streams_page(visit: Visit) -> Response:
     for row in await visit.read(writers):
         by_stream[row.stream_name].append(row)
     store = visit.store
-    known = {
+    streams = {
         name: {
             "linear": stream.linear(),
             "vector": stream.current(),
@@ -207,7 +207,7 @@ async def streams_page(visit: Visit) -> Response:
     }
     return visit.render(
         "streams.html",
-        streams=known,
+        streams=streams,
         purged=await visit.read(purged_streams),
         lost=await visit.read(lost_ranges),
         instance_name=store.instance_name,

@@ -52,10 +52,10 @@ EXTREMITIES_SHOWN: Final = 20
 
 async def line_of(visit: Visit, room_id: RoomId) -> RoomLine:
     """Return the numbers of a room. `UnknownRoom`."""
-    found = await visit.read(rooms_by_id, [room_id])
-    if not found:
+    lines = await visit.read(rooms_by_id, [room_id])
+    if not lines:
         raise UnknownRoom(room_id)
-    return found[0]
+    return lines[0]
 
 
 async def room_page(visit: Visit) -> Response:
@@ -63,7 +63,7 @@ async def room_page(visit: Visit) -> Response:
     room = await line_of(visit, room_id)
     extremities = await visit.store.forward_extremities(room_id)
     shown = sorted(extremities)[:EXTREMITIES_SHOWN]
-    found = await visit.read(merges, room_id)
+    room_merges = await visit.read(merges, room_id)
     lines = await _window(visit, room_id)
     return visit.render(
         "room.html",
@@ -71,8 +71,8 @@ async def room_page(visit: Visit) -> Response:
         room_id=room_id,
         lines=lines,
         extremities=(await visit.read(lines_by_id, shown)).values(),
-        merges=[merge for merge in found if merge.states > 1][:MERGES_SHOWN],
-        merge_count=len(found),
+        merges=[merge for merge in room_merges if merge.states > 1][:MERGES_SHOWN],
+        merge_count=len(room_merges),
         scanned=MERGES_SCANNED_MAX,
         at=visit.whole("at"),
         contents=await contents_of(visit, lines) if content else {},
@@ -99,22 +99,22 @@ async def contents_of(visit: Visit, lines: list[EventLine]) -> dict[str, object]
 async def _window(visit: Visit, room_id: RoomId) -> list[EventLine]:
     """Return the window of the parameters: at a position, below or above one, or the latest."""
     at = visit.whole("at")
-    above, below = _place(visit, "above"), _place(visit, "below")
-    if above is not None:
-        return await visit.read(window, room_id, above, direction="above", limit=WINDOW)
+    upper, lower = _position(visit, "above"), _position(visit, "below")
+    if upper is not None:
+        return await visit.read(window, room_id, upper, direction="above", limit=WINDOW)
     if at is not None:
-        below = (min(at, TOP[0] - 1) + 1, BOTTOM[1])
-    return await visit.read(window, room_id, below or TOP, limit=WINDOW)
+        lower = (min(at, TOP[0] - 1) + 1, BOTTOM[1])
+    return await visit.read(window, room_id, lower or TOP, limit=WINDOW)
 
 
-def _place(visit: Visit, name: str) -> Place | None:
+def _position(visit: Visit, name: str) -> Place | None:
     """Return a position: topological and stream ordering, with a dot between. `InputError`."""
-    given = visit.text(name)
-    if given is None:
+    text = visit.text(name)
+    if text is None:
         return None
-    parts = given.split(".")
+    parts = text.split(".")
     if len(parts) != 2 or not all(part.isascii() and part.isdecimal() for part in parts):
-        raise InputError(f"{name} is {given!r}: a position is wanted, such as 7.12")
+        raise InputError(f"{name} is {text!r}: a position is wanted, such as 7.12")
     topological, stream = (min(int(part[:20]), TOP[0]) for part in parts)
     return topological, stream
 
@@ -138,7 +138,7 @@ class StateEntry(NamedTuple):
 
 async def state_page(visit: Visit) -> Response:
     """Show a state, or a difference."""
-    before, after, what = await _wanted(visit)
+    before, after, what = await _requested_states(visit)
     entries = _entries(before, after, visit.text("q") or "")
     offset = visit.whole("offset") or 0
     shown, content = entries[offset : offset + SHOWN], visit.content()
@@ -158,7 +158,7 @@ async def state_page(visit: Visit) -> Response:
     )
 
 
-async def _wanted(visit: Visit) -> tuple[StateMap | None, StateMap, dict[str, Any]]:
+async def _requested_states(visit: Visit) -> tuple[StateMap | None, StateMap, dict[str, Any]]:
     """Return the state before (None: no difference), the state, and what it is."""
     store = visit.store
     what: dict[str, Any] = dict.fromkeys(("room_id", "event_id", "when", "other"))
@@ -168,7 +168,7 @@ async def _wanted(visit: Visit) -> tuple[StateMap | None, StateMap, dict[str, An
     event_id, when = visit.event("event"), visit.text("when") or "after"
     what |= {"event_id": event_id, "when": when}
     if visit.text("other") is not None:
-        other = args.event(visit.wanted("other"))
+        other = args.event(visit.required("other"))
         states = await store.states_after([event_id, other])
         return states[event_id], states[other], {**what, "other": other}
     if when == "change":
@@ -180,20 +180,24 @@ async def _wanted(visit: Visit) -> tuple[StateMap | None, StateMap, dict[str, An
     return None, await read(event_id), what
 
 
-def _entries(before: StateMap | None, after: StateMap, wanted: str) -> list[StateEntry]:
+def _entries(before: StateMap | None, after: StateMap, text: str) -> list[StateEntry]:
     """Return the entries, or in a difference those that differ, whose key has a text in it."""
     old = before or {}
     keys = after.keys() if before is None else old.keys() | after.keys()
     return [
         StateEntry(key, old.get(key), after.get(key))
         for key in sorted(keys)
-        if (before is None or old.get(key) != after.get(key))
-        and (wanted in key[0] or wanted in key[1])
+        if (before is None or old.get(key) != after.get(key)) and (text in key[0] or text in key[1])
     ]
 
 
 async def _lines(visit: Visit, entries: list[StateEntry]) -> dict[EventId, EventLine]:
-    ids = {one for entry in entries for one in (entry.before, entry.after) if one is not None}
+    ids = {
+        event_id
+        for entry in entries
+        for event_id in (entry.before, entry.after)
+        if event_id is not None
+    }
     return await visit.read(lines_by_id, sorted(ids))
 
 
@@ -213,12 +217,12 @@ async def changes(visit: Visit) -> Response:
     state_key = visit.parameters.get("key")
     visit.text("key")  # checked
     room = await line_of(visit, room_id)
-    found = await visit.read(key_history, room_id, type_, state_key, limit=CHANGES_SHOWN)
+    history = await visit.read(key_history, room_id, type_, state_key, limit=CHANGES_SHOWN)
     return visit.render(
         "changes.html",
         room=room,
         room_id=room_id,
-        changes=found,
+        changes=history,
         type=type_,
         state_key=state_key,
         limit=CHANGES_SHOWN,
@@ -230,13 +234,13 @@ async def changes(visit: Visit) -> Response:
 async def gaps(visit: Visit) -> Response:
     """Show the missing parents of stored events."""
     room_id = visit.room()
-    room, found = await line_of(visit, room_id), await visit.store.gaps(room_id)
+    room, room_gaps = await line_of(visit, room_id), await visit.store.gaps(room_id)
     return visit.render(
         "gaps.html",
         room=room,
         room_id=room_id,
-        gaps=found[:GAPS_SHOWN],
-        count=len(found),
+        gaps=room_gaps[:GAPS_SHOWN],
+        count=len(room_gaps),
         tab="gaps",
     )
 
@@ -334,18 +338,18 @@ async def resolution_page(visit: Visit) -> Response:
         merges = f"{visit.links('/room', id=visit.room('event'))}#merges"
         return RedirectResponse(merges, 303, data_headers())
     event_id = None if visit.text("event") is None else visit.event("event")
-    found = (
+    resolution = (
         await visit.read(resolution_now, visit.room("room"))
         if event_id is None
         else await visit.read(resolution_at, event_id)
     )
-    said, replay, content = verdict(found), found.replay, visit.content()
-    keys = said.keys[:KEYS_SHOWN]
+    decision, replay, content = verdict(resolution), resolution.replay, visit.content()
+    keys = decision.keys[:KEYS_SHOWN]
     return visit.render(
         "resolution.html",
         event_id=event_id,
-        found=found,
-        verdict=said,
+        found=resolution,
+        verdict=decision,
         keys=keys,
         contents=await _contents(visit, keys) if content else {},
         shown_content=content,
@@ -355,11 +359,11 @@ async def resolution_page(visit: Visit) -> Response:
         full=[] if replay is None else sorted(replay.full)[:EVENTS_SHOWN],
         full_count=0 if replay is None else len(replay.full),
         difference=[] if replay is None else sorted(replay.difference)[:EVENTS_SHOWN],
-        tips=await visit.read(lines_by_id, found.tips),
+        tips=await visit.read(lines_by_id, resolution.tips),
     )
 
 
 async def _contents(visit: Visit, keys: Sequence[KeyReason]) -> dict[str, Any]:
-    values = {value for one in keys for value in one.values.values() if value is not None}
+    values = {value for key in keys for value in key.values.values() if value is not None}
     lines = await visit.read(lines_by_id, sorted(values))
     return await contents_of(visit, list(lines.values()))

@@ -162,7 +162,7 @@ WHERE g.room_nid = $1::int AND g.entry_count > 0
 """
 
 SQL_AUTHOR: Final[LiteralString] = """
-SELECT w.writer_nid, p.instance_name, p.epoch
+SELECT w.writer_nid, p.instance_name, p.epoch AS writer_epoch
 FROM stream_positions p
 JOIN writers w USING (instance_name)
 WHERE p.instance_name = $1::text AND p.stream_name IN ('events', 'backfill', 'caches')

@@ -433,7 +433,7 @@ class Writer:
         """Note a deletion that may concern cached rows, and a new dictionary."""
         if advance.stream_name != "caches":
             return
-        for fact in advance.facts:
+        for fact in advance.rows:
             name, key = fact.row[:2]
             if name == REMOVED and key is not None:
                 self._removed.append(Removed.of(key))
@@ -578,7 +578,7 @@ class Writer:
         batch = self._next
         if batch is None or batch.error is not None or self._sent is not None or self._planning:
             return False
-        if batch.era != self._database.era:
+        if batch.connection_generation != self._database.connection_generation:
             batch.error = self._database.guard.error()
             self._wake.set()
             return False
@@ -610,7 +610,7 @@ class Writer:
             return None
         batch = self._aside.popleft()
         if (
-            batch.era != self._database.era
+            batch.connection_generation != self._database.connection_generation
             or has_known_names(batch.change_set)
             or (self._next is not None and share_new_names(batch.change_set, self._next.change_set))
         ):

@@ -20,7 +20,7 @@ from storage.persist.model.resolution_records import newest
 from storage.persist.model.results import AppendResult
 from storage.persist.model.rows import CheckedLike, EventRow, RoomRow
 from storage.persist.write.all_tables import WriteResult
-from storage.streams.feed import Fact
+from storage.streams.feed import StreamRow
 from storage.streams.registry import Streams
 
 K = TypeVar("K", bound=Hashable)
@@ -147,8 +147,8 @@ def _absorb_rooms(caches: WriterCaches, change_set: ChangeSet) -> None:
 
 def publish(streams: Streams, change_set: ChangeSet, written: WriteResult) -> None:
     """Advance the streams to the committed positions."""
-    facts: dict[str, list[Fact]] = {
-        "caches": [Fact(at, streams.instance_name, row) for at, row in written.invalidations],
+    facts: dict[str, list[StreamRow]] = {
+        "caches": [StreamRow(at, streams.instance_name, row) for at, row in written.invalidations],
         "backfill": [],
         "events": [],
     }
@@ -157,7 +157,7 @@ def publish(streams: Streams, change_set: ChangeSet, written: WriteResult) -> No
         backfilled = change_set.events.row_of(nid).backfilled
         row = [event.event_id, event.room_id, event.type, event.state_key, event.redacts]
         facts["backfill" if backfilled else "events"].append(
-            Fact(position, streams.instance_name, row)
+            StreamRow(position, streams.instance_name, row)
         )
     for name, told in facts.items():
         if told:

@@ -75,8 +75,11 @@ class WriteBatch:
     remembered: dict[str, RoomRow] = field(default_factory=dict)
     """The cached rooms that answers without a write depend on."""
     size: int = 0
-    era: int = 0
-    """`Database.era` when the plan was begun. A plan is valid for that database only."""
+    connection_generation: int = 0
+    """`Database.connection_generation` when the plan was begun.
+
+    A plan is valid for that database only.
+    """
     sent: bool = False
     error: Exception | None = None
     is_aside: bool = False

@@ -143,7 +143,7 @@ class WriteAttempts:
                 (name, None) for name, nid in after.change_set.names.types.items() if nid is None
             )
         change_set.time_slice = TimeSlice(SLICE_SECONDS)
-        return WriteBatch(change_set, era=self._database.era)
+        return WriteBatch(change_set, connection_generation=self._database.connection_generation)
 
     def _restart(self, _: Restart) -> None:
         """Handle a new database, whose sequences may return these numbers again."""
@@ -153,7 +153,7 @@ class WriteAttempts:
 
     def _check_era(self, batch: WriteBatch) -> None:
         """Raise `DatabaseReplaced` if the plan was made on an earlier database."""
-        if batch.era != self._database.era:
+        if batch.connection_generation != self._database.connection_generation:
             raise self._database.guard.error()
 
     async def extend(

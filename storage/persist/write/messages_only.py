@@ -136,8 +136,8 @@ WRITE_MESSAGES: Final[NumberedStatement] = compose(
 WRITE_ONE_MESSAGE: Final[NumberedStatement] = compose(
     fill(TEMPLATE_WRITE_MESSAGES, transactions=PART_TRANSACTIONS),
     *AUTHOR_INPUTS,
-    NEW_MESSAGE.one(),
-    ROOM.one(),
+    NEW_MESSAGE.one_row(),
+    ROOM.one_row(),
     NEW_TRANSACTION,
     DEPENDENCIES,
 )

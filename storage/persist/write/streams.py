@@ -59,7 +59,7 @@ def author_values(author: Author, received_ts: int) -> dict[str, object]:
     return {
         "writer_nid": author.writer_nid,
         "instance_name": author.instance_name,
-        "epoch": author.epoch,
+        "epoch": author.writer_epoch,
         "received_ts": received_ts,
     }
 

@@ -12,13 +12,13 @@ the ordinary statements do.
 A page that ends among reordered events leaves two ranges behind that do not meet. So its token also
 holds the position from before. Events may go on moving, so there may be several positions
 (`PaginationToken.earlier`). A walk drops a position once it has passed all events that moved past
-it. A token holds at most `LEVELS_MAX` positions, each with a move in between and a page full of
-reordered events. Beyond that the second one is dropped, and events may be returned again.
+it. A token holds at most `CURSOR_POSITIONS_MAX` positions, each with a move in between and a page
+full of reordered events. Beyond that the second one is dropped, and events may be returned again.
 
 A walk forwards from beside a timeline, as from a sync token, has two positions
-(`PaginationToken.beside`). Below the one at which it began, only live events after the timeline are
-ahead. It has passed all events below the other. As the upper end of a range, such a token means the
-other position alone.
+(`PaginationToken.sync_cursor`). Below the one at which it began, only live events after the
+timeline are ahead. It has passed all events below the other. As the upper end of a range, such a
+token means the other position alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from storage.streams import PaginationToken
 from storage.streams.positions import LARGEST_POSITION
-from storage.streams.tokens import LEVELS_MAX, Level
+from storage.streams.tokens import CURSOR_POSITIONS_MAX, CursorPosition
 
 
 class Reorderings(NamedTuple):
@@ -50,21 +50,21 @@ def walking(token: PaginationToken, direction: str) -> PaginationToken:
         return token
     return replace(
         token,
-        live=token.live if token.beside is None else LARGEST_POSITION,
+        live=token.live if token.sync_cursor is None else LARGEST_POSITION,
         direction="",
         earlier=(),
     )
 
 
-def base(token: PaginationToken) -> Level:
+def base(token: PaginationToken) -> CursorPosition:
     """Return the position above which all events lie above the token, or have moved there."""
-    return token.levels[0] if token.direction == "b" else token.levels[-1]
+    return token.cursor_positions[0] if token.direction == "b" else token.cursor_positions[-1]
 
 
 def upper_end(token: PaginationToken) -> tuple[int, int, int]:
     """Return topological, stream and live of a token that is the upper end of a range."""
     position = base(token)
-    live = token.live if token.beside is None else LARGEST_POSITION
+    live = token.live if token.sync_cursor is None else LARGEST_POSITION
     return position.topological, position.stream, live
 
 
@@ -73,7 +73,7 @@ def lower_end(token: PaginationToken) -> tuple[int, int, int]:
 
     Events above the position are ahead, and live events after that stream ordering.
     """
-    position = token.beside or base(token)
+    position = token.sync_cursor or base(token)
     return position.topological, position.stream, token.live
 
 
@@ -82,7 +82,7 @@ def above(token: PaginationToken) -> tuple[int, int]:
 
     Only a token beside a timeline has one: its `lower_end` is below it. For others it is (0, 0).
     """
-    return (0, 0) if token.beside is None else (token.topological, token.stream)
+    return (0, 0) if token.sync_cursor is None else (token.topological, token.stream)
 
 
 def behind(token: PaginationToken) -> int:
@@ -90,9 +90,9 @@ def behind(token: PaginationToken) -> int:
 
     0 but for a walk forwards that has a position beside a timeline, too.
     """
-    if token.beside is None:
+    if token.sync_cursor is None:
         return 0
-    return ~1 if token.beside in _crossed(token) else -1
+    return ~1 if token.sync_cursor in _crossed(token) else -1
 
 
 def numbers(token: PaginationToken) -> list[int] | None:
@@ -109,9 +109,11 @@ def numbers(token: PaginationToken) -> list[int] | None:
     return found
 
 
-def _crossed(token: PaginationToken) -> tuple[Level, ...]:
+def _crossed(token: PaginationToken) -> tuple[CursorPosition, ...]:
     """Return the positions that events can move across: all but the ends of the order."""
-    return tuple(level for level in token.levels if 0 < level.topological < LARGEST_POSITION - 1)
+    return tuple(
+        level for level in token.cursor_positions if 0 < level.topological < LARGEST_POSITION - 1
+    )
 
 
 def as_of(token: PaginationToken) -> int:
@@ -131,25 +133,25 @@ def ahead(
     beside = _beside(end, start) if direction == "f" else None
     if beside is not None:
         earlier = (beside, *(level for level in earlier if level != beside))
-    if len(earlier) >= LEVELS_MAX:
+    if len(earlier) >= CURSOR_POSITIONS_MAX:
         earlier = (*earlier[:1], *earlier[2:])
     live = LARGEST_POSITION if direction == "f" and beside is None else start.live
     direction = direction if earlier else ""
     return replace(end, live=live, moves=reorderings.moves, direction=direction, earlier=earlier)
 
 
-def _beside(end: PaginationToken, start: PaginationToken) -> Level | None:
+def _beside(end: PaginationToken, start: PaginationToken) -> CursorPosition | None:
     """Return the position beside a timeline where a walk forwards began, if the page ends below."""
     if start.live == LARGEST_POSITION:
         return None
-    begun = start.beside or base(start)
+    begun = start.sync_cursor or base(start)
     is_below = (end.topological, end.stream) < (begun.topological, begun.stream)
     return begun if is_below else None
 
 
 def _kept(
-    end: PaginationToken, levels: Sequence[Level], direction: str, reorderings: Reorderings
-) -> Iterator[Level]:
+    end: PaginationToken, levels: Sequence[CursorPosition], direction: str, reorderings: Reorderings
+) -> Iterator[CursorPosition]:
     """Yield the positions that do not follow from the new one."""
     for number, level in enumerate(levels):
         if direction == "b":

@@ -132,16 +132,16 @@ class ListChanges:
     def told(self, advance: Advance) -> None:
         """Record the facts of an advance."""
         if advance.stream_name == "events":
-            for fact in advance.facts:
+            for fact in advance.rows:
                 self._event(fact.stream_id, fact.row)
         elif advance.stream_name == "caches":
-            for fact in advance.facts:
+            for fact in advance.rows:
                 if fact.row[0] == CURRENT_STATE:
                     self._resolved(fact.row[1])
                 elif fact.row[0] == FORGOTTEN:
                     self._forgotten(*fact.row[1])
         elif advance.stream_name == "account_data":
-            for fact in advance.facts:
+            for fact in advance.rows:
                 self._account_data(*fact.row)
 
     def _event(self, position: int, row: Sequence[str | None]) -> None:

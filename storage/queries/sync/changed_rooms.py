@@ -491,7 +491,7 @@ async def rooms_of(conn: Connection, user_id: UserId) -> RoomsOf:
 
 def _is_known(rooms_of: RoomsOf, changes: LastChange, since: VectorPosition) -> bool:
     """Return whether the caches reach back so far, and the user's rooms were the same since."""
-    is_known = rooms_of.moved <= since.min and since.min >= changes.floor
+    is_known = rooms_of.changed_at <= since.min and since.min >= changes.floor
     changes.hits += is_known
     changes.misses += not is_known
     return is_known
@@ -600,10 +600,10 @@ async def until_news(
         if not answer.is_empty or left_ms <= 0:
             return answer
         upto = reached(answer)
-        if notifier.was_told(keys, beside):
+        if notifier.may_have_changed(keys, beside):
             # The news may have come after the snapshot of this response. Look once more then, so
             # that `next_batch` covers them; only once, as news may never end.
-            if looked_again or not notifier.was_told(keys, _beside(upto, ending)):
+            if looked_again or not notifier.may_have_changed(keys, _beside(upto, ending)):
                 return answer
             looked_again = True
             continue

@@ -12,7 +12,7 @@ from storage.codec import StoredBytes, decode_recent
 from storage.database.connection import Connection
 from storage.database.placeholders import fill
 from storage.errors import StorageCorrupt
-from storage.streams.feed import Fact
+from storage.streams.feed import StreamRow
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ LIMIT $4::bigint
 """
 
 
-class EventFactRow(NamedTuple):
+class EventStreamRow(NamedTuple):
     """A row of the streams "events" and "backfill"."""
 
     stream_id: int
@@ -134,7 +134,7 @@ class EventFactRow(NamedTuple):
     json: StoredBytes | None
 
 
-class AccountDataFactRow(NamedTuple):
+class AccountDataStreamRow(NamedTuple):
     """A row of the stream "account_data"."""
 
     stream_id: int
@@ -144,7 +144,7 @@ class AccountDataFactRow(NamedTuple):
     type: str
 
 
-class ToDeviceFactRow(NamedTuple):
+class ToDeviceStreamRow(NamedTuple):
     """A row of the stream "to_device"."""
 
     stream_id: int
@@ -153,7 +153,7 @@ class ToDeviceFactRow(NamedTuple):
     device_id: str
 
 
-class ReceiptFactRow(NamedTuple):
+class ReceiptStreamRow(NamedTuple):
     """A row of the stream "receipts"."""
 
     stream_id: int
@@ -166,7 +166,7 @@ class ReceiptFactRow(NamedTuple):
     data: bytes
 
 
-class CacheFactRow(NamedTuple):
+class CacheStreamRow(NamedTuple):
     """A row of the stream "caches"."""
 
     stream_id: int
@@ -178,27 +178,27 @@ class CacheFactRow(NamedTuple):
 
 async def events(
     conn: Connection, after: int, upto: int, writer: str | None, limit: int
-) -> list[Fact]:
-    rows = await conn.fetch(SQL_EVENTS_ROWS, after, upto, writer, limit, row=EventFactRow)
-    return [_event_fact(row) for row in rows]
+) -> list[StreamRow]:
+    rows = await conn.fetch(SQL_EVENTS_ROWS, after, upto, writer, limit, row=EventStreamRow)
+    return [_event_stream_row(row) for row in rows]
 
 
 async def backfill(
     conn: Connection, after: int, upto: int, writer: str | None, limit: int
-) -> list[Fact]:
-    rows = await conn.fetch(SQL_BACKFILL_ROWS, after, upto, writer, limit, row=EventFactRow)
-    return [_event_fact(row) for row in rows]
+) -> list[StreamRow]:
+    rows = await conn.fetch(SQL_BACKFILL_ROWS, after, upto, writer, limit, row=EventStreamRow)
+    return [_event_stream_row(row) for row in rows]
 
 
-def _event_fact(row: EventFactRow) -> Fact:
-    return Fact(
+def _event_stream_row(row: EventStreamRow) -> StreamRow:
+    return StreamRow(
         row.stream_id,
         row.instance_name,
         [row.event_id, row.room_id, row.type, row.state_key, _redacts(row)],
     )
 
 
-def _redacts(row: EventFactRow) -> str | None:
+def _redacts(row: EventStreamRow) -> str | None:
     """Return the target of a redaction, from where its room version stores it.
 
     Damaged bytes are logged and have no target: an error would keep every reader at this position.
@@ -218,31 +218,32 @@ def _redacts(row: EventFactRow) -> str | None:
 
 async def account_data(
     conn: Connection, after: int, upto: int, writer: str | None, limit: int
-) -> list[Fact]:
+) -> list[StreamRow]:
     rows = await conn.fetch(
-        SQL_ACCOUNT_DATA_ROWS, after, upto, writer, limit, row=AccountDataFactRow
+        SQL_ACCOUNT_DATA_ROWS, after, upto, writer, limit, row=AccountDataStreamRow
     )
-    return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
+    return [StreamRow(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
 
 
 async def to_device(
     conn: Connection, after: int, upto: int, writer: str | None, limit: int
-) -> list[Fact]:
-    rows = await conn.fetch(SQL_TO_DEVICE_ROWS, after, upto, writer, limit, row=ToDeviceFactRow)
-    return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
+) -> list[StreamRow]:
+    rows = await conn.fetch(SQL_TO_DEVICE_ROWS, after, upto, writer, limit, row=ToDeviceStreamRow)
+    return [StreamRow(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
 
 
 async def receipts(
     conn: Connection, after: int, upto: int, writer: str | None, limit: int
-) -> list[Fact]:
-    rows = await conn.fetch(SQL_RECEIPTS_ROWS, after, upto, writer, limit, row=ReceiptFactRow)
+) -> list[StreamRow]:
+    rows = await conn.fetch(SQL_RECEIPTS_ROWS, after, upto, writer, limit, row=ReceiptStreamRow)
     return [
-        Fact(row.stream_id, row.instance_name, [*row[2:-1], json.loads(row.data)]) for row in rows
+        StreamRow(row.stream_id, row.instance_name, [*row[2:-1], json.loads(row.data)])
+        for row in rows
     ]
 
 
 async def caches(
     conn: Connection, after: int, upto: int, writer: str | None, limit: int
-) -> list[Fact]:
-    rows = await conn.fetch(SQL_CACHES_ROWS, after, upto, writer, limit, row=CacheFactRow)
-    return [Fact(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
+) -> list[StreamRow]:
+    rows = await conn.fetch(SQL_CACHES_ROWS, after, upto, writer, limit, row=CacheStreamRow)
+    return [StreamRow(row.stream_id, row.instance_name, list(row[2:])) for row in rows]
