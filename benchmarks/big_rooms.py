@@ -232,19 +232,19 @@ class BigRoomTables:
 
     def _cover(self, nid: int, key: int, auth: tuple[int, ...]) -> None:
         parents = [
-            ChainParent(one, self.places[one].place, self.events[one - FIRST_EVENT].auth)
+            ChainParent(one, self.places[one].position, self.events[one - FIRST_EVENT].auth)
             for one in auth
         ]
         own = [
-            parent.place
+            parent.position
             for parent in parents
             if self.events[parent.event_nid - FIRST_EVENT].key == key
         ]
         predecessor: ChainPosition | None = max(own, default=None)
         chain = None if predecessor is None else self._chains[predecessor.chain_nid]
         entry = self.places[nid] = enter(predecessor, chain, -nid, parents)
-        self._chains[entry.place.chain_nid] = extended(
-            chain if entry.place.sequence_number > 1 else None, entry
+        self._chains[entry.position.chain_nid] = extended(
+            chain if entry.position.sequence_number > 1 else None, entry
         )
 
     def _texts(self, nid: int) -> tuple[str, str]:

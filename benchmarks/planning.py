@@ -83,7 +83,7 @@ async def _stages(store: storage.Store, pdus: Sequence[bytes]) -> Stages:
     took: Stages = {}
     known = {room_id: row.room_version for room_id, row in store.writer.caches.rooms.items()}
     with _spent(took, "read at a glance, room version"):
-        glanced = list(map(receive.glance_of, pdus))
+        glanced = list(map(receive.header_of, pdus))
         versions = receive.versions(glanced, receive.room_ids(glanced), known, {}, None)
     with _spent(took, "parse, check, hash"):
         read = [
@@ -103,7 +103,7 @@ async def _stages(store: storage.Store, pdus: Sequence[bytes]) -> Stages:
         with _spent(took, "prefetch"):
             await (
                 await prefetch(partial(load, conn), change_set, incoming, assume_new=True)
-            ).landed()
+            ).finished()
         took["plan"] = await _planned(conn, change_set, incoming)
     with _spent(took, "parameters"):
         _parameters(change_set)

@@ -400,7 +400,7 @@ def _kept() -> Iterator[None]:
 @contextmanager
 def _unkept() -> Iterator[None]:
     """Skip audiences: every event gets the number 0."""
-    names = ("advance", "branch", "of_event", "note_join", "note_place")
+    names = ("advance", "branch", "of_event", "note_join", "note_out_of_range")
     kept = {name: getattr(audience, name) for name in names}
 
     def advance(step: Any, target: Any) -> None:

@@ -70,7 +70,7 @@ def read_membership(
     pdu: Pdu, room_version: str, server_name: str, memberships: Collection[str]
 ) -> Event | AppendResult:
     """Return a membership of a local user, or an "invalid" result."""
-    found = receive.read(pdu, receive.glance_of(pdu), room_version)
+    found = receive.read(pdu, receive.header_of(pdu), room_version)
     if isinstance(found, AppendResult) or is_local_membership(found, server_name, memberships):
         return found
     return AppendResult(
@@ -85,7 +85,7 @@ def read_again(event: Event, room_version: str) -> Event | AppendResult:
 
     The result is "invalid" if that is another event: then one of the versions is wrong.
     """
-    found = receive.read(event.raw, receive.glance_of(event.raw), room_version)
+    found = receive.read(event.raw, receive.header_of(event.raw), room_version)
     if isinstance(found, Event) and found.event_id == event.event_id:
         return found
     return AppendResult(event.event_id, "invalid", f"here the room has version {room_version}")
@@ -177,7 +177,7 @@ async def read_shown_state(task: RoomTask, pdus: object) -> ShownState:
     """
     listed = pdus[:SHOWN_MAX] if isinstance(pdus, list) else []
     read = [
-        receive.read(one, receive.glance_of(one), task.room_version)
+        receive.read(one, receive.header_of(one), task.room_version)
         async for one in in_turns(listed, size=receive.size_of)
     ]
     events = {one.event_id: one for one in read if isinstance(one, Event)}

@@ -69,7 +69,7 @@ class RoomTask:
         read = ReadEvents({}, {})
         turns = Turns()
         for pdu in pdus:
-            found = receive.read(pdu, receive.glance_of(pdu), self.room_version)
+            found = receive.read(pdu, receive.header_of(pdu), self.room_version)
             await turns.took(receive.work_of(pdu, found))
             if isinstance(found, Event):
                 read.events[found.event_id] = found
