@@ -45,16 +45,20 @@ def cover() -> Covered:
     known: dict[int, Chain] = {}
     for number, event in enumerate(EVENTS, 1):
         before = next((a for a in event.auth_events if EVENTS[a - 1].key == event.key), None)
-        place = None if before is None else entries[before].place
-        chain = None if place is None else known[place.chain_nid]
+        position = None if before is None else entries[before].position
+        chain = None if position is None else known[position.chain_nid]
         parents = [
-            ChainParent(a, entries[a].place, EVENTS[a - 1].auth_events) for a in event.auth_events
+            ChainParent(a, entries[a].position, EVENTS[a - 1].auth_events)
+            for a in event.auth_events
         ]
-        entry = chains.enter(place, chain, len(known) + 1, parents)
+        entry = chains.enter(position, chain, len(known) + 1, parents)
         entries[number] = entry
-        known[entry.place.chain_nid] = chains.extended(known.get(entry.place.chain_nid), entry)
+        known[entry.position.chain_nid] = chains.extended(
+            known.get(entry.position.chain_nid), entry
+        )
         closures[number] = (
-            chains.closure_of([(entries[a].place, closures[a]) for a in event.auth_events]) or Map()
+            chains.closure_of([(entries[a].position, closures[a]) for a in event.auth_events])
+            or Map()
         )
     return Covered(entries, closures)
 
@@ -63,24 +67,25 @@ def draw() -> Canvas:
     """Return a line for each chain, a dot for each event, and an arrow for each link."""
     covered = cover()
     names = {
-        entry.place.chain_nid: EVENTS[number - 1].key for number, entry in covered.entries.items()
+        entry.position.chain_nid: EVENTS[number - 1].key
+        for number, entry in covered.entries.items()
     }
     canvas = Canvas(760, 130 + 64 * len(names), "Ten state events on six chains")
     for chain_nid, name in names.items():
         y = _y(chain_nid)
         canvas.text(20, y + 5, f"{chain_nid}  {name}", size=13.5)
-        numbers = [n for n, e in covered.entries.items() if e.place.chain_nid == chain_nid]
+        numbers = [n for n, e in covered.entries.items() if e.position.chain_nid == chain_nid]
         canvas.line((_x(numbers[0]), y), (_x(numbers[-1]), y), colour="#93a1ad", width=3)
     for number, entry in covered.entries.items():
         for chain_nid, sequence in entry.links.items():
             _link(canvas, covered, number, ChainPosition(chain_nid, sequence))
     for number, entry in covered.entries.items():
         canvas.dot(
-            _x(number), _y(entry.place.chain_nid), TONES[entry.place.sequence_number - 1], 13
+            _x(number), _y(entry.position.chain_nid), TONES[entry.position.sequence_number - 1], 13
         )
         canvas.text(
             _x(number),
-            _y(entry.place.chain_nid) + 5,
+            _y(entry.position.chain_nid) + 5,
             str(number),
             size=13,
             anchor="middle",
@@ -91,8 +96,8 @@ def draw() -> Canvas:
 
 
 def _link(canvas: Canvas, covered: Covered, number: int, target: ChainPosition) -> None:
-    found = next(n for n, e in covered.entries.items() if e.place == target)
-    start = _x(number), _y(covered.entries[number].place.chain_nid)
+    found = next(n for n, e in covered.entries.items() if e.position == target)
+    start = _x(number), _y(covered.entries[number].position.chain_nid)
     end = _x(found), _y(target.chain_nid)
     length = ((end[0] - start[0]) ** 2 + (end[1] - start[1]) ** 2) ** 0.5
     near = 22 / length
@@ -107,13 +112,13 @@ def _caption(canvas: Canvas, covered: Covered, y: float) -> None:
     closure = ", ".join(
         f"{chain} up to {upto}" for chain, upto in sorted(covered.closures[last].items())
     )
-    place = covered.entries[other].place
-    reached = chains.reaches(covered.closures[last], place)
+    position = covered.entries[other].position
+    reached = chains.reaches(covered.closures[last], position)
     canvas.caption(
         y,
         f"{edges} auth references need {links} links (red). The rest is implied.",
         f"Closure of event {last}, by chain: {closure}.",
-        f"Event {other} is on chain {place.chain_nid}: event {last} "
+        f"Event {other} is on chain {position.chain_nid}: event {last} "
         f"{'reaches' if reached else 'does not reach'} it.",
     )
 

@@ -207,8 +207,8 @@ def _copied(content: Mapping[str, Any]) -> dict[str, Any]:
         copied: dict[str, Any] = orjson.loads(args.content(content, "content"))
     except InputError as error:
         whole = {"content": dict(content)}
-        known = defect_of(whole, bits=64) or InvalidEvent(str(error), key="content")
-        raise known from error
+        defect = defect_of(whole, bits=64) or InvalidEvent(str(error), key="content")
+        raise defect from error
     return copied
 
 

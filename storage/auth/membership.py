@@ -174,9 +174,9 @@ _STANDINGS: Final[Mapping[object, str]] = {
 
 def _standing(membership: object) -> str:
     """Return a membership as the end of a sentence. A member event may have any JSON value."""
-    is_known = membership is None or isinstance(membership, str)
-    known = _STANDINGS.get(membership) if is_known else None
-    return known or f"has the unknown membership {membership!r}"
+    is_text = membership is None or isinstance(membership, str)
+    standing = _STANDINGS.get(membership) if is_text else None
+    return standing or f"has the unknown membership {membership!r}"
 
 
 def _check_join(event: Event, target: str, auth_state: AuthState, version: RoomVersion) -> None:
@@ -285,15 +285,15 @@ def _check_leave(event: Event, target: str, auth_state: AuthState, version: Room
             "member.unban.level",
             f"{event.sender} has level {has}, unbanning takes {levels.named('ban')}",
         )
-    _require_above(event, target, levels, "kick")
+    _require_higher_level(event, target, levels, "kick")
 
 
 def _check_ban(event: Event, target: str, auth_state: AuthState, version: RoomVersion) -> None:
     require_joined(event, auth_state, "member.ban.sender_not_joined")
-    _require_above(event, target, PowerLevels.of(auth_state, version), "ban")
+    _require_higher_level(event, target, PowerLevels.of(auth_state, version), "ban")
 
 
-def _require_above(event: Event, target: str, levels: PowerLevels, action: str) -> None:
+def _require_higher_level(event: Event, target: str, levels: PowerLevels, action: str) -> None:
     has, needs, has_target = levels.user(event.sender), levels.named(action), levels.user(target)
     if has < needs:
         raise denied(

@@ -15,7 +15,7 @@ from storage.errors import InputError
 from storage.maintenance.censor import RemovedContent, remove_content
 from storage.maintenance.cold_archive import Swept, sweep_if_free
 from storage.observability.counters import Report
-from storage.persist.readmit import erase_user, is_known, restore_user
+from storage.persist.readmit import erase_user, is_named, restore_user
 
 
 def command(
@@ -60,7 +60,7 @@ async def _forget(dsn: str | None, user: str, *, undo: bool) -> tuple[bool, bool
     """Return whether that is new, and whether the user was known before."""
     user_id = args.user(user)
     async with maintained(dsn) as database, database.connection() as conn:
-        known = await is_known(conn, user_id)
+        known = await is_named(conn, user_id)
         changed = await (
             restore_user(conn, user_id)
             if undo

@@ -100,7 +100,7 @@ _PLAIN: Final = frozenset((b"{", b" ", b"\t", b"\r", b"\n"))
 
 Reader = Callable[[bytes, str, str], bytes]
 
-_given: Final[dict[StoredBytes, bytes]] = {}
+_remembered: Final[dict[StoredBytes, bytes]] = {}
 """The bytes that `remember` passes to the cache."""
 
 _readers: Final[dict[bytes, Reader]] = {}
@@ -124,10 +124,10 @@ def encode(raw: bytes, event_id: str, room_id: str, dictionary: Dictionary | Non
     """
     if dictionary is None:
         return plain(raw)
-    form = format_compact.encode(raw, event_id, room_id, dictionary)
-    if form is None:
-        form = format_zstd.encode(raw, event_id, dictionary)
-    return StoredBytes(raw if len(form) >= len(raw) and raw[:1] in _PLAIN else form)
+    stored = format_compact.encode(raw, event_id, room_id, dictionary)
+    if stored is None:
+        stored = format_zstd.encode(raw, event_id, dictionary)
+    return StoredBytes(raw if len(stored) >= len(raw) and raw[:1] in _PLAIN else stored)
 
 
 def plain(raw: bytes) -> StoredBytes:
@@ -173,9 +173,9 @@ def decode_recent(stored: StoredBytes, event_id: str, room_id: str) -> bytes:
 def remember(stored: StoredBytes, event_id: str, room_id: str, raw: bytes) -> None:
     """Cache the bytes of an event that was just encoded: `decode_recent` need not decode them."""
     if len(raw) <= CACHED_BYTES_MAX and not is_plain(stored):
-        _given[stored] = raw
+        _remembered[stored] = raw
         _recent(stored, event_id, room_id)
-        _given.pop(stored, None)  # it was cached before
+        _remembered.pop(stored, None)  # it was cached before
 
 
 class _TooLongError(Exception):
@@ -187,7 +187,7 @@ class _TooLongError(Exception):
 
 @lru_cache(CACHE_ENTRIES)
 def _recent(stored: StoredBytes, event_id: str, room_id: str) -> bytes:
-    raw = _given.pop(stored, None) or decode(stored, event_id, room_id)
+    raw = _remembered.pop(stored, None) or decode(stored, event_id, room_id)
     if len(raw) > CACHED_BYTES_MAX:
         raise _TooLongError(raw)
     return raw
@@ -225,7 +225,7 @@ def unknown_headers(column: Iterable[Any]) -> set[bytes]:
 
     A column has stored forms and None.
     """
-    return {one[:HEADER_BYTES] for one in column if one is not None}.difference(_readers)
+    return {stored[:HEADER_BYTES] for stored in column if stored is not None}.difference(_readers)
 
 
 def has_references(headers: Iterable[bytes]) -> bool:
@@ -235,7 +235,7 @@ def has_references(headers: Iterable[bytes]) -> bool:
 
 def dictionaries_of(headers: Iterable[bytes]) -> set[int]:
     """Return the ids of the dictionaries that these headers name. One that is damaged has none."""
-    return {int.from_bytes(one[1:]) for one in headers if one[:1] in (_ZSTD, _COMPACT)}
+    return {int.from_bytes(header[1:]) for header in headers if header[:1] in (_ZSTD, _COMPACT)}
 
 
 def _unknown(data: bytes, event_id: str) -> StorageCorrupt:

@@ -82,7 +82,7 @@ _PREV_CHARS: Final = len(_PREV)
 _END_CHARS: Final = len(_SIGNATURES_END)
 _ID_START: Final = b'"$'
 _ID_END: Final = b'"'
-_ONE_ID: Final = len(b'"$"') + _HASH_CHARS
+_QUOTED_ID_CHARS: Final = len(b'"$"') + _HASH_CHARS
 """The length of a list of one id."""
 
 _TO_STANDARD: Final = bytes.maketrans(b"-_", b"+/")
@@ -212,7 +212,7 @@ def _id(text: bytes) -> bytes:
 
 def _ids(listed: bytes) -> bytes:
     """Return the ids of a list without base64. `_assembled` shows whether it was such a list."""
-    if len(listed) == _ONE_ID:
+    if len(listed) == _QUOTED_ID_CHARS:
         return _id(listed[2:-1])
     if not listed:
         return b""
@@ -248,8 +248,8 @@ def _quoted(ids: bytes, alphabet: bytes) -> list[bytes]:
     return [_quoted_id(ids[at : at + UNIT], alphabet) for at in range(0, len(ids), UNIT)]
 
 
-def _quoted_id(one: bytes, alphabet: bytes) -> bytes:
-    return b'"$%b"' % b2a_base64(one, newline=False)[:_HASH_CHARS].translate(alphabet)
+def _quoted_id(id_hash: bytes, alphabet: bytes) -> bytes:
+    return b'"$%b"' % b2a_base64(id_hash, newline=False)[:_HASH_CHARS].translate(alphabet)
 
 
 def _with_ids(pieces: Sequence[bytes], ids: bytes, alphabet: bytes) -> bytes:

@@ -179,12 +179,12 @@ def train(
     has all keys, for events that have no compact form. ``are_private`` False keeps the texts, which
     nobody wrote. Raise zstandard.ZstdError where the events are too few.
     """
-    given = list(events)
-    common = common_words(given) if are_private else _NO_WORDS
+    samples = list(events)
+    common = common_words(samples) if are_private else _NO_WORDS
     hidden = _hiding(common) if are_private else None
     texts: list[bytes | bytearray | memoryview[int]] = [
         _text(raw, room_id, is_whole=number % WHOLE_EACH == 0, hidden=hidden)
-        for number, (raw, room_id) in enumerate(given)
+        for number, (raw, room_id) in enumerate(samples)
     ]
     return train_dictionary(size, texts, level=TRAINING_LEVEL).as_bytes()
 
@@ -196,7 +196,7 @@ def common_words(events: Sequence[Sample]) -> frozenset[bytes]:
         for text in _TEXTS.finditer(raw):
             for word in _WORDS.findall(text[2]):
                 rooms[word].add(room_id)
-    return frozenset(word for word, found in rooms.items() if len(found) >= COMMON_ROOMS)
+    return frozenset(word for word, word_rooms in rooms.items() if len(word_rooms) >= COMMON_ROOMS)
 
 
 def _text(
@@ -214,10 +214,10 @@ def _hiding(common: frozenset[bytes]) -> Callable[[re.Match[bytes]], bytes]:
     """Return what `_TEXTS` is replaced by: its words in random order, most of them shuffled."""
     rng = random.Random(1)  # noqa: S311  # no secret: nothing can be put in order again
 
-    def hidden(found: re.Match[bytes]) -> bytes:
-        words = _WORDS.findall(found[2])
+    def hidden(matched: re.Match[bytes]) -> bytes:
+        words = _WORDS.findall(matched[2])
         rng.shuffle(words)
-        return found[1] + b" ".join(
+        return matched[1] + b" ".join(
             word if word in common else bytes(rng.sample(word, len(word))) for word in words
         )
 

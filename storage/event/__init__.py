@@ -9,7 +9,7 @@ hashes, redaction, signatures, references, relation.
 from storage.event.hashes import content_hash, event_id, redact, reference_hash
 from storage.event.model import Event, Relation, relation_of
 from storage.event.parsing import load, parse
-from storage.event.reading import glance
+from storage.event.reading import peek
 from storage.event.signatures import required_signers, sign, verify, verify_event
 from storage.event.versions import ROOM_VERSIONS, RoomVersion
 
@@ -20,9 +20,9 @@ __all__ = [
     "RoomVersion",
     "content_hash",
     "event_id",
-    "glance",
     "load",
     "parse",
+    "peek",
     "redact",
     "reference_hash",
     "relation_of",

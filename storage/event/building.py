@@ -116,5 +116,5 @@ def cite(event: Event) -> Citation:
 
 def _references(cited: Iterable[Citation], version: RoomVersion) -> list[Any]:
     if not version.reference_pairs:
-        return [one.event_id for one in cited]
-    return [[one.event_id, {"sha256": one.reference_hash}] for one in cited]
+        return [citation.event_id for citation in cited]
+    return [[citation.event_id, {"sha256": citation.reference_hash}] for citation in cited]

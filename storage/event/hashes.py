@@ -89,46 +89,46 @@ def defect_of(value: object, *, bits: int | None = None) -> InvalidEvent | None:
     ``bits`` is the largest size of an integer. A value that holds itself is looked through once.
     """
     waiting: list[tuple[int, object, object]] = [(-1, "", value)]
-    known: set[int] = set()
-    for place, (_, _, one) in enumerate(waiting):
-        if isinstance(one, dict | list | tuple) and not isinstance(one, BadNumber):
-            if id(one) not in known:
-                known.add(id(one))
-                inner = one.items() if isinstance(one, dict) else enumerate(one)
-                waiting += [(place, key, it) for key, it in inner]
-                if isinstance(one, dict):
-                    waiting += [(place, "", key) for key in one]
-        elif (found := _defect_of_one(one, bits)) is not None:
-            return _defect(waiting, place, *found)
+    visited: set[int] = set()
+    for index, (_, _, item) in enumerate(waiting):
+        if isinstance(item, dict | list | tuple) and not isinstance(item, BadNumber):
+            if id(item) not in visited:
+                visited.add(id(item))
+                inner = item.items() if isinstance(item, dict) else enumerate(item)
+                waiting += [(index, key, it) for key, it in inner]
+                if isinstance(item, dict):
+                    waiting += [(index, "", key) for key in item]
+        elif (defect := _defect_of_value(item, bits)) is not None:
+            return _defect(waiting, index, *defect)
     return None
 
 
-def _defect_of_one(one: object, bits: int | None) -> tuple[str, InvalidKind] | None:
-    match one:
+def _defect_of_value(value: object, bits: int | None) -> tuple[str, InvalidKind] | None:
+    match value:
         case BadNumber(reason):
             return reason, "number"
         case str():
-            found = not one.isascii() and _SURROGATE.search(one)
-            return ("a string holds a lone surrogate", "malformed") if found else None
-        case float() if not isfinite(one):
-            return f"not JSON: {one}", "number"
-        case int() if bits is not None and one.bit_length() >= bits:
+            surrogate = not value.isascii() and _SURROGATE.search(value)
+            return ("a string holds a lone surrogate", "malformed") if surrogate else None
+        case float() if not isfinite(value):
+            return f"not JSON: {value}", "number"
+        case int() if bits is not None and value.bit_length() >= bits:
             return f"a number of more than {bits} bits", "number"
         case int() | float() | None:
             return None
-    return f"not JSON: a value of type {type(one).__name__}", "malformed"
+    return f"not JSON: a value of type {type(value).__name__}", "malformed"
 
 
 def _defect(
     waiting: list[tuple[int, object, object]],
-    place: int,
+    index: int,
     reason: str,
     kind: InvalidKind,
 ) -> InvalidEvent:
     """Return the error for a value; its key is the path to it."""
     keys: list[str] = []
-    while place > 0:
-        place, key, _ = waiting[place]
+    while index > 0:
+        index, key, _ = waiting[index]
         keys += [str(key)] if key != "" else []
     path = ".".join(reversed(keys)).encode("utf-8", "backslashreplace").decode()[:_SHOWN]
     return InvalidEvent(f"{path}: {reason}" if path else reason, kind=kind, key=path or None)
@@ -175,13 +175,13 @@ def content_hash_fits(pdu: dict[str, Any]) -> bool:
 
 
 def _is_hash(hashes: dict[str, Any], digest: bytes) -> bool:
-    given = hashes.get("sha256")
-    if not isinstance(given, str):
+    claimed = hashes.get("sha256")
+    if not isinstance(claimed, str):
         return False
-    if given == unpadded(digest):
+    if claimed == unpadded(digest):
         return True
     try:
-        return bool(decode_base64(given) == digest)
+        return bool(decode_base64(claimed) == digest)
     except ValueError:  # not base64: it cannot match
         return False
 
@@ -211,12 +211,12 @@ def event_id(pdu: dict[str, Any], room_version: str | RoomVersion) -> EventId:
     """
     version = version_of(room_version)
     if version.event_id_format == "in_pdu":
-        given = pdu.get("event_id")
-        if not isinstance(given, str):
+        claimed_id = pdu.get("event_id")
+        if not isinstance(claimed_id, str):
             raise InvalidEvent(
-                f"event_id is {'missing' if given is None else 'not a string'}", key="event_id"
+                f"event_id is {'missing' if claimed_id is None else 'not a string'}", key="event_id"
             )
-        return EventId(given)
+        return EventId(claimed_id)
     return id_from_hash(reference_hash(pdu, version), version)
 
 

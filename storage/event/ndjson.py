@@ -131,10 +131,10 @@ def envelope(
         plain = b"\n" not in pdu and read_line(pdu).pdu == pdu
     except InvalidEvent:
         plain = False
-    form, value = (
+    prefix, value = (
         (b'{"pdu":', pdu) if plain else (b'{"pdu_base64":', orjson.dumps(b64encode(pdu).decode()))
     )
-    said = {
+    options = {
         "room_version": room_version,
         "origin": origin,
         "state_before": state_before,
@@ -143,8 +143,8 @@ def envelope(
         "readmit": readmit or None,
         "second_create": second_create or None,
     }
-    rest = orjson.dumps({name: one for name, one in said.items() if one is not None})
-    return form + value + (b"," if len(rest) > len(b"{}") else b"") + rest[1:]
+    rest = orjson.dumps({name: option for name, option in options.items() if option is not None})
+    return prefix + value + (b"," if len(rest) > len(b"{}") else b"") + rest[1:]
 
 
 def pdus_of(raw: bytes) -> list[bytes]:
@@ -160,15 +160,15 @@ def pdus_of(raw: bytes) -> list[bytes]:
     if not isinstance(value, dict) or not isinstance(value.get("pdus"), list):
         raise InvalidEvent("not an object with a list pdus")
     listed = cast("str", member(text, _skip(text, 0), "pdus"))
-    found: list[bytes] = []
+    pdus: list[bytes] = []
     at = _skip(listed, 1)
     while listed[at] != "]":
         _, end = _READER.raw_decode(listed, at)
-        found.append(listed[at:end].encode())
+        pdus.append(listed[at:end].encode())
         at = _skip(listed, end)
         if listed[at] == ",":
             at = _skip(listed, at + 1)
-    return found
+    return pdus
 
 
 def member(text: str, start: int, key: str) -> str | None:
@@ -176,29 +176,31 @@ def member(text: str, start: int, key: str) -> str | None:
 
     The last member of that name counts. The text must have been read as JSON before.
     """
-    found = None
+    member_text = None
     at = _skip(text, start + 1)
     while text[at] != "}":
         name, at = _READER.raw_decode(text, at)
         begin = _skip(text, _skip(text, at) + 1)  # past the colon
         _, at = _READER.raw_decode(text, begin)
         if name == key:
-            found = text[begin:at]
+            member_text = text[begin:at]
         at = _skip(text, at)
         if text[at] == ",":
             at = _skip(text, at + 1)
-    return found
+    return member_text
 
 
-def _opened(text: str, start: int, given: dict[str, Any]) -> Line:
+def _opened(text: str, start: int, members: dict[str, Any]) -> Line:
     """Read the line of an envelope."""
     pdu = (
-        _encoded(given["pdu_base64"]) if "pdu_base64" in given else _cut(text, start, given["pdu"])
+        _encoded(members["pdu_base64"])
+        if "pdu_base64" in members
+        else _cut(text, start, members["pdu"])
     )
     room_version, origin, state = (
-        given.get("room_version"),
-        given.get("origin"),
-        given.get("state_before"),
+        members.get("room_version"),
+        members.get("origin"),
+        members.get("state_before"),
     )
     if not isinstance(room_version, str | None):
         raise InvalidEvent("room_version is not a string")
@@ -206,10 +208,10 @@ def _opened(text: str, start: int, given: dict[str, Any]) -> Line:
         raise InvalidEvent(f"origin {origin!r} is none of {', '.join(ORIGINS)}")
     if state is not None and not _are_strings(state):
         raise InvalidEvent("state_before is not a list of event ids")
-    refused, readmit = given.get("refused"), given.get("readmit", False)
+    refused, readmit = members.get("refused"), members.get("readmit", False)
     if not isinstance(refused, str | None):
         raise InvalidEvent("refused is not a string")
-    second = given.get("second_create", False)
+    second = members.get("second_create", False)
     for name, flag in (("readmit", readmit), ("second_create", second)):
         if not isinstance(flag, bool):
             raise InvalidEvent(f"{name} is neither true nor false")
@@ -224,7 +226,7 @@ def _opened(text: str, start: int, given: dict[str, Any]) -> Line:
     )
     return (
         line
-        if given.get("stripped_state") is None
+        if members.get("stripped_state") is None
         else replace(line, stripped_state=_stripped(text, start))
     )
 
@@ -239,7 +241,7 @@ def _stripped(text: str, start: int) -> tuple[dict[str, Any], ...]:
     except orjson.JSONDecodeError as error:
         # half of a surrogate pair, or a number that is out of range
         raise InvalidEvent(f"stripped_state is not JSON: {error}") from None
-    if not isinstance(stripped, list) or not all(isinstance(one, dict) for one in stripped):
+    if not isinstance(stripped, list) or not all(isinstance(item, dict) for item in stripped):
         raise InvalidEvent("stripped_state is not a list of objects")
     return tuple(stripped)
 
@@ -273,7 +275,7 @@ def _of_pdu(raw: bytes, pdu: dict[str, Any]) -> Line:
 
 
 def _are_strings(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _skip(text: str, at: int) -> int:

@@ -41,11 +41,11 @@ def parse(
     pdu: bytes | dict[str, Any],
     room_version: str | RoomVersion,
     *,
-    glanced: dict[str, Any] | None = None,
+    header: dict[str, Any] | None = None,
 ) -> Event:
     """Read and check one PDU; a dict is encoded as canonical JSON first.
 
-    `glanced` is the result of `glance` for these bytes, so that they are read once.
+    `header` is the result of `peek` for these bytes, so that they are read once.
 
     A bad `unsigned` is dropped from the event and from its bytes: any server may have written it.
 
@@ -55,17 +55,17 @@ def parse(
     """
     version = version_of(room_version)
     if isinstance(pdu, dict):
-        raw, glanced = _encoded(pdu), None
+        raw, header = _encoded(pdu), None
     else:
         raw = pdu if type(pdu) is bytes else bytes(memoryview(pdu))
-    json, exact, raw = read(raw, strict=version.strict_canonical_json, glanced=glanced)
+    json, exact, raw = read(raw, strict=version.strict_canonical_json, header=header)
     try:
         _check(json, version)
-        fits, found, signed = hashed(json, version, exact=exact)
+        fits, event_id, signed = hashed(json, version, exact=exact)
     except InvalidEvent as error:
         raise error.of(_id_if_any(json, version)) from error.__cause__
     shown = json if fits else redact(json, version)
-    return _event(raw, shown, version, found, content_hash_valid=fits, signed=signed)
+    return _event(raw, shown, version, event_id, content_hash_valid=fits, signed=signed)
 
 
 def _encoded(pdu: dict[str, Any]) -> bytes:
@@ -217,5 +217,5 @@ def _fits(text: str) -> bool:
     return len(text) <= MAX_ID_BYTES and len(text.encode()) <= MAX_ID_BYTES
 
 
-def _wrong(json: dict[str, Any], key: str, wanted: str) -> NoReturn:
-    raise InvalidEvent(f"{key} is not {wanted}" if key in json else f"{key} is missing", key=key)
+def _wrong(json: dict[str, Any], key: str, expected: str) -> NoReturn:
+    raise InvalidEvent(f"{key} is not {expected}" if key in json else f"{key} is missing", key=key)

@@ -96,7 +96,7 @@ def loads(raw: bytes) -> Any:
         return orjson.loads(raw)
 
 
-def glance(raw: bytes) -> dict[str, Any] | None:
+def peek(raw: bytes) -> dict[str, Any] | None:
     """Peek at the object in `raw`, to find its room; return None if it cannot be read so.
 
     Nothing is checked. `unsigned` is None where it cannot be read itself.
@@ -104,11 +104,11 @@ def glance(raw: bytes) -> dict[str, Any] | None:
     try:
         value = loads(raw)
     except orjson.JSONDecodeError:
-        return _glance_without(raw)
+        return _peek_without_unsigned(raw)
     return value if type(value) is dict else None
 
 
-def _glance_without(raw: bytes) -> dict[str, Any] | None:
+def _peek_without_unsigned(raw: bytes) -> dict[str, Any] | None:
     cut = without_unsigned(raw) if len(raw) <= MAX_RAW_BYTES else None
     try:
         return None if cut is None else {**orjson.loads(cut), _UNSIGNED: None}
@@ -116,21 +116,21 @@ def _glance_without(raw: bytes) -> dict[str, Any] | None:
         return None
 
 
-def read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) -> Read:
+def read(raw: bytes, *, strict: bool, header: dict[str, Any] | None = None) -> Read:
     """Read the object in `raw` and check its size, nesting, text and numbers.
 
     Raise InvalidEvent if a check fails. `strict` is the room version's strict_canonical_json.
-    `glanced` is `glance(raw)`, where that was needed before.
+    `header` is `peek(raw)`, where that was needed before.
     """
     if len(raw) > MAX_RAW_BYTES:
         raise InvalidEvent(f"{len(raw)} bytes, more than {MAX_RAW_BYTES}", kind="too_large")
     try:
-        found = None if _is_bad(glanced) else _read(raw, strict=strict, glanced=glanced)
+        result = None if _is_bad(header) else _read(raw, strict=strict, header=header)
         failure = None
     except InvalidEvent as error:
-        found, failure = None, error
-    if found is not None and not _is_bad(found.value):
-        return found
+        result, failure = None, error
+    if result is not None and not _is_bad(result.value):
+        return result
     cut = without_unsigned(raw)
     if cut is not None:
         return _read(cut, strict=strict)
@@ -151,7 +151,7 @@ def without_unsigned(raw: bytes) -> bytes | None:
     if raw[begin - 1 : begin] != b"{":
         return None
     members: list[tuple[int, int]] = []  # (begin, end) of those to keep
-    depth, is_kept, is_first, found = 1, True, True, False
+    depth, is_kept, is_first, has_unsigned = 1, True, True, False
     for token in _TOKEN.finditer(raw, begin):
         start, end = token.span()
         if token.lastgroup is not None:
@@ -160,12 +160,12 @@ def without_unsigned(raw: bytes) -> bytes | None:
                     members += [(begin, start)] * is_kept
                     begin = token.start("text")
                 is_first, is_kept = False, not _names_unsigned(token["text"])
-                found = found or not is_kept
+                has_unsigned = has_unsigned or not is_kept
         elif raw[start] in b"{[":
             depth += end - start
         elif (depth := depth - (end - start)) <= 0:
             members += [(begin, end - 1)] * is_kept
-            is_whole = found and not depth and not raw[end:].strip()
+            is_whole = has_unsigned and not depth and not raw[end:].strip()
             return b"{" + b",".join(raw[a:b] for a, b in members) + b"}" if is_whole else None
     return None
 
@@ -180,11 +180,11 @@ def _names_unsigned(text: bytes) -> bool:
         return False
 
 
-def _read(raw: bytes, *, strict: bool, glanced: dict[str, Any] | None = None) -> Read:
+def _read(raw: bytes, *, strict: bool, header: dict[str, Any] | None = None) -> Read:
     encode = len(raw) > MAX_PDU_BYTES
     value: dict[str, Any]
     try:
-        value = loads(raw) if glanced is None else glanced
+        value = loads(raw) if header is None else header
     except orjson.JSONDecodeError as error:
         is_deep = raw.count(b"{") + raw.count(b"[") > MAX_NESTING
         value = {} if is_deep else _read_lexemes(raw, _STRICT if strict else _LENIENT)
@@ -218,7 +218,7 @@ def without_stray_keys(raw: bytes) -> bytes | None:
         value = json.loads(raw)
         if type(value) is not dict or _STRAY.isdisjoint(value) or content_hash_fits(value):
             return None
-        rest = {key: one for key, one in value.items() if key not in _STRAY}
+        rest = {key: member for key, member in value.items() if key not in _STRAY}
         return canonical(rest) if content_hash_fits(rest) else None
     except (ValueError, RecursionError, InvalidEvent):  # `read` has the reason
         return None
@@ -418,10 +418,10 @@ def _content(event: Event) -> dict[str, Any]:
     if len(content) == 1:
         [(key, value)] = content.items()
         if type(value) is str and len(value) <= WORD_MAX:
-            return _of_one_word(key, value)
+            return _single_member(key, value)
     return content
 
 
 @lru_cache(SHARED)
-def _of_one_word(key: str, value: str) -> dict[str, Any]:
+def _single_member(key: str, value: str) -> dict[str, Any]:
     return {key: value}

@@ -41,9 +41,9 @@ def read_old_keys(listed: Mapping[str, Mapping[str, Any]]) -> dict[str, OldKey]:
 
 
 def _old_key(key_id: Any, value: Any) -> OldKey:
-    given: Mapping[str, Any] = args.mapping(value, f"the old signing key {key_id!r}")
-    encoded: Any = given.get("key")
-    expired_ts: Any = given.get("expired_ts")
+    entry: Mapping[str, Any] = args.mapping(value, f"the old signing key {key_id!r}")
+    encoded: Any = entry.get("key")
+    expired_ts: Any = entry.get("expired_ts")
     if not args.is_text(key_id) or not is_signing_algorithm_supported(key_id):
         raise InputError(f"the old signing key {key_id!r}: the key id is ed25519:VERSION")
     if not args.is_text(encoded):
@@ -64,9 +64,9 @@ def sign(
     InvalidEvent if `pdu` is not JSON.
     """
     version = version_of(room_version)
-    given_hashes, given_signatures = pdu.get("hashes"), pdu.get("signatures")
-    hashes = dict(given_hashes) if isinstance(given_hashes, dict) else {}
-    signatures = dict(given_signatures) if isinstance(given_signatures, dict) else {}
+    existing_hashes, existing_signatures = pdu.get("hashes"), pdu.get("signatures")
+    hashes = dict(existing_hashes) if isinstance(existing_hashes, dict) else {}
+    signatures = dict(existing_signatures) if isinstance(existing_signatures, dict) else {}
     own = signatures.get(server_name)
     hashes["sha256"] = content_hash(pdu)
     signatures[server_name] = dict(own) if isinstance(own, dict) else {}

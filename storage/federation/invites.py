@@ -70,7 +70,7 @@ def read_membership(
     pdu: Pdu, room_version: str, server_name: str, memberships: Collection[str]
 ) -> Event | AppendResult:
     """Return a membership of a local user, or an "invalid" result."""
-    event = receive.read(pdu, receive.glance_of(pdu), room_version)
+    event = receive.read(pdu, receive.header_of(pdu), room_version)
     if isinstance(event, AppendResult) or is_local_membership(event, server_name, memberships):
         return event
     return AppendResult(
@@ -85,7 +85,7 @@ def read_again(event: Event, room_version: str) -> Event | AppendResult:
 
     The result is "invalid" if that is another event: then one of the versions is wrong.
     """
-    reread = receive.read(event.raw, receive.glance_of(event.raw), room_version)
+    reread = receive.read(event.raw, receive.header_of(event.raw), room_version)
     if isinstance(reread, Event) and reread.event_id == event.event_id:
         return reread
     return AppendResult(event.event_id, "invalid", f"here the room has version {room_version}")
@@ -177,7 +177,7 @@ async def read_shown_state(task: RoomTask, pdus: object) -> ShownState:
     """
     listed = pdus[:SHOWN_MAX] if isinstance(pdus, list) else []
     read = [
-        receive.read(pdu, receive.glance_of(pdu), task.room_version)
+        receive.read(pdu, receive.header_of(pdu), task.room_version)
         async for pdu in in_turns(listed, size=receive.size_of)
     ]
     events = {parsed.event_id: parsed for parsed in read if isinstance(parsed, Event)}

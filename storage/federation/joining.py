@@ -26,7 +26,7 @@ from storage.ids import EventId, RoomId, ServerName, StateKey, UserId, server_na
 from storage.maintenance import partial_state
 from storage.maintenance.purge.room import forget_claimed_room, is_claimed
 from storage.persist import AppendResult, partial_marks, receive
-from storage.persist.plan.partial_state import MARK_IS_GONE
+from storage.persist.plan.partial_state import NOT_MARKED
 from storage.persist.receive import Pdu
 from storage.queries import gaps
 from storage.queries.federation import KnownRoom, StoredKey, known_rooms
@@ -267,7 +267,7 @@ class JoinMark:
             return (await task.append([join], state_before={join.event_id: state}))[join.event_id]
         self.appending = asyncio.create_task(task.append_partial(join, state))
         result = await asyncio.shield(self.appending)
-        if result.reason == MARK_IS_GONE:
+        if result.reason == NOT_MARKED:
             raise MarkLost
         return result
 
@@ -409,7 +409,7 @@ def read_join(pdu: Pdu, room_version: str, server_name: str) -> Event:
     """Return the join of a local user; raise `Refused`."""
     if room_version not in ROOM_VERSIONS:
         raise Refused("malformed_join", f"room version {room_version!r} is not known")
-    event = receive.read(pdu, receive.glance_of(pdu), room_version)
+    event = receive.read(pdu, receive.header_of(pdu), room_version)
     if isinstance(event, AppendResult):
         raise Refused("malformed_join", event.reason or "")
     if event.type != "m.room.member" or event.content.get("membership") != "join":
@@ -501,7 +501,7 @@ async def signed_join(task: RoomTask, join: Event, returned: Pdu | None) -> Even
 def _with_signatures(join: Event, returned: Pdu | None) -> Pdu:
     if returned is None:
         return join.raw
-    signatures = receive.glance_of(returned).get("signatures")
+    signatures = receive.header_of(returned).get("signatures")
     own = join.json.get("signatures", {})
     added = {
         server: signatures[server]

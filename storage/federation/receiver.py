@@ -214,7 +214,7 @@ class Receiver:
     async def _by_room(self, pdus: Sequence[Pdu]) -> tuple[dict[KnownRoom, list[Pdu]], Results]:
         """Return the PDUs of known rooms, and refusals of others whose ids can be read."""
         rooms = [
-            _room_of(pdu, receive.glance_of(pdu))
+            _room_of(pdu, receive.header_of(pdu))
             async for pdu in in_turns(pdus, size=receive.size_of)
         ]
         room_ids = {room for room, _ in rooms if room is not None}

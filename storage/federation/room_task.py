@@ -73,7 +73,7 @@ class RoomTask:
         read = ReadEvents({}, {})
         turns = Turns()
         for pdu in pdus:
-            event = receive.read(pdu, receive.glance_of(pdu), self.room_version)
+            event = receive.read(pdu, receive.header_of(pdu), self.room_version)
             await turns.took(receive.work_of(pdu, event))
             if isinstance(event, Event):
                 read.events[event.event_id] = event

@@ -59,14 +59,14 @@ class ChainParent(NamedTuple):
     """An auth event: its position, and the auth events that it cites itself."""
 
     event_nid: int
-    place: ChainPosition
+    position: ChainPosition
     auth_events: Sequence[int]
 
 
 class ChainEntry(NamedTuple):
     """A new event's position, and the links that begin there: target chain -> target number."""
 
-    place: ChainPosition
+    position: ChainPosition
     links: dict[int, int]
 
 
@@ -86,49 +86,50 @@ def enter(
         predecessor is not None and chain is not None and chain.last == predecessor.sequence_number
     )
     if continues and predecessor is not None and chain is not None:
-        place, known = ChainPosition(predecessor.chain_nid, chain.last + 1), chain.links
+        position, chain_links = ChainPosition(predecessor.chain_nid, chain.last + 1), chain.links
     else:
-        place, known = ChainPosition(new_chain_nid, 1), {}
+        position, chain_links = ChainPosition(new_chain_nid, 1), {}
     implied = {nid for parent in parents for nid in parent.auth_events}
     links: dict[int, int] = {}
     for parent in parents:
-        target = parent.place
-        said = max(known.get(target.chain_nid, 0), links.get(target.chain_nid, 0))
+        target = parent.position
+        reached = max(chain_links.get(target.chain_nid, 0), links.get(target.chain_nid, 0))
         if (
-            target.chain_nid != place.chain_nid
+            target.chain_nid != position.chain_nid
             and parent.event_nid not in implied
-            and target.sequence_number > said
+            and target.sequence_number > reached
         ):
             links[target.chain_nid] = target.sequence_number
-    return ChainEntry(place, links)
+    return ChainEntry(position, links)
 
 
 def extended(chain: Chain | None, entry: ChainEntry) -> Chain:
     """Return the known part of a chain after an event was added to it."""
     return Chain(
-        entry.place.sequence_number, {**(chain.links if chain is not None else {}), **entry.links}
+        entry.position.sequence_number,
+        {**(chain.links if chain is not None else {}), **entry.links},
     )
 
 
 def closure_of(parents: Sequence[tuple[ChainPosition, Closure]]) -> Closure:
     """Return the closure of an event whose auth events have these positions and closures."""
     outer = [
-        (place, own)
-        for place, own in parents
-        if not any(reaches(other, place) for _, other in parents)
+        (position, own)
+        for position, own in parents
+        if not any(reaches(other, position) for _, other in parents)
     ]
     base = max((own for _, own in outer), key=len, default=Map())
     more: dict[int, int] = {}
-    for place, own in outer:
-        for chain_nid, number in (place, *(() if own is base else own.items())):
+    for position, own in outer:
+        for chain_nid, number in (position, *(() if own is base else own.items())):
             if number > max(base.get(chain_nid, 0), more.get(chain_nid, 0)):
                 more[chain_nid] = number
     return base.update(more)
 
 
-def reaches(closure: Closure, place: ChainPosition) -> bool:
+def reaches(closure: Closure, position: ChainPosition) -> bool:
     """Return whether an event with this closure reaches a position."""
-    return closure.get(place.chain_nid, 0) >= place.sequence_number
+    return closure.get(position.chain_nid, 0) >= position.sequence_number
 
 
 # --------------------------------------------------------------------------------------------------
@@ -164,17 +165,20 @@ class ChainColumns(NamedTuple):
 
 def chain_columns(event_nid: int, entry: ChainEntry) -> tuple[ChainColumns, list[LinkRow]]:
     """Return the row of a position, and the rows of the links that it does not have."""
-    place, own, others = entry.place, list[int](), list[LinkRow]()
+    position, own, others = entry.position, list[int](), list[LinkRow]()
     for target in entry.links.items():
         link = _inlined(event_nid, *target) if len(own) < LINKS_MAX else None
         if link is None:
-            others.append((*place, *target))
+            others.append((*position, *target))
         else:
             own.append(link)
     own += [0] * (LINKS_MAX - len(own))
-    chain_nid = None if place.chain_nid == -event_nid else place.chain_nid
+    chain_nid = None if position.chain_nid == -event_nid else position.chain_nid
     columns = ChainColumns(
-        event_nid, chain_nid, place.sequence_number, *(one or None for one in own)
+        event_nid,
+        chain_nid,
+        position.sequence_number,
+        *(link_number or None for link_number in own),
     )
     return columns, others
 

@@ -3,7 +3,7 @@
 An event's topological ordering is 1 + the largest of its parents'. Where parents are missing, the
 claimed depth is a hint. It is kept above the stored parents and below the stored children. When
 history arrives below such events and finds no room, only the events above it that must move are
-moved up (`moved_up`).
+moved up (`raised_orderings`).
 
 Reason for not trusting depths: the forged depths of advisory GHSA-v56r-hwv5-mxg6.
 """
@@ -17,7 +17,7 @@ HINT_SLACK: Final = 1_000_000  # how far a hint may put an event above all known
 HINT_CEILING: Final = 1 << 62  # leaves 2^62 positions for events after the largest forged depth
 
 
-def above(parents: Iterable[int]) -> int:
+def next_after(parents: Iterable[int]) -> int:
     """Return the topological ordering of an event whose parents are all stored and have these."""
     return max(parents, default=0) + 1
 
@@ -30,7 +30,7 @@ def ordering(
     ``parents`` and ``children`` are orderings of the stored ones. ``complete`` means that no parent
     is missing. ``room_max`` is the largest ordering in the room, 0 for a room without events.
     """
-    low = above(parents)
+    low = next_after(parents)
     if complete:
         return low
     high = min(
@@ -40,7 +40,7 @@ def ordering(
     return max(low, min(depth, high - 1))
 
 
-def moved_up(
+def raised_orderings(
     start: Mapping[int, int], rows: Sequence[tuple[int, int, Sequence[int]]]
 ) -> tuple[dict[int, int], bool]:
     """Return the events that have to move so that children stay above their parents.
@@ -50,20 +50,22 @@ def moved_up(
     ``start`` on, perhaps not to the end. The result is the new orderings of the other events that
     move, and whether the rows reached far enough to know.
     """
-    moved = dict(start)
-    highest = max(moved.values(), default=0)
+    orderings = dict(start)
+    highest = max(orderings.values(), default=0)
     for nid, order, parents in rows:
         if order > highest:
-            return _others(moved, start), True
-        needed = max((moved[parent] for parent in parents if parent in moved), default=0) + 1
+            return _others(orderings, start), True
+        needed = (
+            max((orderings[parent] for parent in parents if parent in orderings), default=0) + 1
+        )
         if nid not in start and needed > order:
-            moved[nid] = needed
+            orderings[nid] = needed
             highest = max(highest, needed)
-    return _others(moved, start), False
+    return _others(orderings, start), False
 
 
-def _others(moved: Mapping[int, int], start: Mapping[int, int]) -> dict[int, int]:
-    return {nid: order for nid, order in moved.items() if nid not in start}
+def _others(orderings: Mapping[int, int], start: Mapping[int, int]) -> dict[int, int]:
+    return {nid: order for nid, order in orderings.items() if nid not in start}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from storage.errors import (
     UnknownEvent,
     UnknownRoomVersion,
 )
-from storage.event import ROOM_VERSIONS, glance, parse
+from storage.event import ROOM_VERSIONS, parse, peek
 from storage.event.ndjson import Line, Origin, read_line
 from storage.event.reading import without_stray_keys
 from storage.ids import EventId
@@ -474,7 +474,7 @@ def room_of(line: Line) -> str:
     if line.room_id is not None:
         return line.room_id
     try:
-        pdu = glance(line.pdu) or {}
+        pdu = peek(line.pdu) or {}
         # from room version 12 on, a room's id is the hash of its create event
         return parse(line.pdu, str(pdu["content"]["room_version"])).room_id
     except (KeyError, TypeError, InvalidEvent, UnknownRoomVersion):

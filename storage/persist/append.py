@@ -23,7 +23,7 @@ from storage.turns import TURN_BYTES, Turns, in_turns, pause_if_long
 logger: logging.Logger = logging.getLogger(__name__)
 
 USUAL: Final = frozenset({"stored", "duplicate"})
-JUDGED: Final = frozenset({"rejected", "soft_failed"})
+FLAGGED_OUTCOMES: Final = frozenset({"rejected", "soft_failed"})
 
 SQL_ROOM_VERSIONS: Final[LiteralString] = """
 SELECT room_id, room_version
@@ -55,14 +55,14 @@ class AppendOptions(NamedTuple):
     ``refused`` has the reasons of the caller to refuse events, by event.
 
     ``partial_join`` is a join of the batch whose state before it lacks members. It is ``invalid``
-    if no mark of it makes the room partial (`MARK_IS_GONE`).
+    if no mark of it makes the room partial (`NOT_MARKED`).
 
     ``room_versions``, by room, stand before what create events of the batch say.
     """
 
     room_version: str | None
     origin: Origin
-    state_before: receive.GivenStates | None
+    state_before: receive.StatesBefore | None
     stripped_state: StrippedState | None
     verify_keys: VerifyKeys | None
     refused: receive.Refused | None = None
@@ -71,31 +71,31 @@ class AppendOptions(NamedTuple):
 
 
 async def append(
-    database: Database, writer: Writer, batch: Iterable[Pdu], said: AppendOptions
+    database: Database, writer: Writer, batch: Iterable[Pdu], options: AppendOptions
 ) -> list[AppendResult]:
     """Read, check and store a batch.
 
     Raise `InputError` for a malformed list or a malformed state before anything is written.
     """
     pdus = args.pdus(batch)
-    if said.room_version is not None:
-        args.instance(said.room_version, str, "room_version")
-    if said.origin not in ORIGINS:
-        raise InputError(f"origin is {said.origin!r}: it must be one of {', '.join(ORIGINS)}")
-    receive.check_keys(said.verify_keys)
-    shown = stripped.read_stripped_state(said.stripped_state, said.origin)
-    states = receive.read_given_states(said.state_before)
-    refused = receive.read_refused(said.refused, said.origin)
-    place = _Place(writer)
-    if sum(map(receive.size_of, pdus)) > TURN_BYTES and not callable(said.verify_keys):
-        await place.take()
+    if options.room_version is not None:
+        args.instance(options.room_version, str, "room_version")
+    if options.origin not in ORIGINS:
+        raise InputError(f"origin is {options.origin!r}: it must be one of {', '.join(ORIGINS)}")
+    receive.check_keys(options.verify_keys)
+    shown = stripped.read_stripped_state(options.stripped_state, options.origin)
+    states = receive.read_states_before(options.state_before)
+    refused = receive.read_refused(options.refused, options.origin)
+    turn = _QueueTurn(writer)
+    if sum(map(receive.size_of, pdus)) > TURN_BYTES and not callable(options.verify_keys):
+        await turn.take()
     try:
-        return await _append(database, place, pdus, said, (states, shown, refused))
+        return await _append(database, turn, pdus, options, (states, shown, refused))
     finally:
-        place.leave()
+        turn.leave()
 
 
-class _Place:
+class _QueueTurn:
     """The place of a large batch in the order of the calls, while it is read in turns.
 
     Later calls wait, so that a child is queued after its parent. Keys that a function requests are
@@ -125,28 +125,28 @@ class _Place:
 
 async def _append(
     database: Database,
-    place: _Place,
+    turn: _QueueTurn,
     pdus: Sequence[Pdu],
-    said: AppendOptions,
-    given: tuple[receive.States, Mapping[EventId, str], receive.Refused],
+    options: AppendOptions,
+    inputs: tuple[receive.States, Mapping[EventId, str], receive.Refused],
 ) -> list[AppendResult]:
-    writer, (states, shown, refused) = place.writer, given
-    named = args.room_versions(said.room_versions)
-    glanced = [receive.glance_of(pdu) async for pdu in in_turns(pdus, size=receive.size_of)]
-    rooms = receive.room_ids(glanced)
-    stored = await _known_versions(
-        database, writer, {room for room in rooms if room is not None}, is_alone=place.is_taken
+    writer, (states, shown, refused) = turn.writer, inputs
+    named = args.room_versions(options.room_versions)
+    headers = [receive.header_of(pdu) async for pdu in in_turns(pdus, size=receive.size_of)]
+    rooms = receive.room_ids(headers)
+    stored = await _stored_versions(
+        database, writer, {room for room in rooms if room is not None}, is_alone=turn.is_taken
     )
-    known = {**named, **stored} if named else stored
-    created = await _created(pdus, glanced, rooms, known)
-    versions = receive.versions(glanced, rooms, known, created, said.room_version)
+    room_versions = {**named, **stored} if named else stored
+    created = await _created(pdus, headers, rooms, room_versions)
+    versions = receive.versions(headers, rooms, room_versions, created, options.room_version)
     results: dict[int, AppendResult] = {}
     events: dict[int, Event] = {}
     turns = Turns()
     for index, version in enumerate(versions):
-        read = receive.read(pdus[index], glanced[index], version)
-        if said.verify_keys is not None and isinstance(read, Event):
-            read = await receive.check_signatures(read, said.verify_keys) or read
+        read = receive.read(pdus[index], headers[index], version)
+        if options.verify_keys is not None and isinstance(read, Event):
+            read = await receive.check_signatures(read, options.verify_keys) or read
         if isinstance(read, Event):
             events[index] = as_written(read)
         else:
@@ -154,20 +154,23 @@ async def _append(
         await turns.took(receive.work_of(pdus[index], read))
     if refused:
         ids = [event.event_id for event in events.values()]
-        receive.check_named(refused, [*ids, *(one.event_id for one in results.values())])
+        receive.check_named(refused, [*ids, *(result.event_id for result in results.values())])
     await receive.check(database, states, events.values())
     indexes = list(events)
     await pause_if_long(indexes)
     ordered = [indexes[at] for at in receive.in_order(list(events.values()))]
     await pause_if_long(indexes)
-    incoming = [IncomingEvent(events[index], said.origin) for index in ordered]
+    incoming = [IncomingEvent(events[index], options.origin) for index in ordered]
     if states or shown or refused:
-        incoming = [_with_given(one, states, shown, refused) for one in incoming]
-    if said.partial_join is not None:
-        marking = said.partial_join
-        incoming = [one._replace(is_partial=one.event.event_id == marking) for one in incoming]
+        incoming = [_with_inputs(received, states, shown, refused) for received in incoming]
+    if options.partial_join is not None:
+        marking = options.partial_join
+        incoming = [
+            received._replace(is_partial=received.event.event_id == marking)
+            for received in incoming
+        ]
     if incoming:
-        written = await writer.append(incoming, queued=place.leave)
+        written = await writer.append(incoming, queued=turn.leave)
         results.update(zip(ordered, written, strict=True))
     answers = [results[index] for index in range(len(pdus))]
     _note(answers, rooms, refused)
@@ -176,28 +179,28 @@ async def _append(
 
 async def _created(
     pdus: Sequence[Pdu],
-    glanced: Sequence[Mapping[str, Any]],
+    headers: Sequence[Mapping[str, Any]],
     rooms: Sequence[str | None],
-    known: Mapping[str, str],
+    room_versions: Mapping[str, str],
 ) -> dict[str, str]:
     """Return the versions in the create events of rooms that are not known, by room id."""
-    found: dict[str, str] = {}
+    created: dict[str, str] = {}
     turns = Turns()
-    for pdu, one, room in zip(pdus, glanced, rooms, strict=True):
-        if one.get("type") == "m.room.create" and room not in known:
-            receive.note_create_event(found, pdu, one)
+    for pdu, header, room in zip(pdus, headers, rooms, strict=True):
+        if header.get("type") == "m.room.create" and room not in room_versions:
+            receive.note_create_event(created, pdu, header)
             await turns.took(receive.size_of(pdu))
-    return found
+    return created
 
 
-def _with_given(
-    one: IncomingEvent,
+def _with_inputs(
+    incoming: IncomingEvent,
     states: receive.States,
     shown: Mapping[EventId, str],
     refused: receive.Refused,
 ) -> IncomingEvent:
-    event_id = one.event.event_id
-    return one._replace(
+    event_id = incoming.event.event_id
+    return incoming._replace(
         state_before=states.get(event_id),
         stripped_state=shown.get(event_id),
         refused=refused.get(event_id),
@@ -218,7 +221,11 @@ def _note(
         return
     for answer, room_id in zip(answers, rooms, strict=True):
         if answer.outcome not in USUAL:
-            rule = (answer.reason or "").partition(":")[0] if answer.outcome in JUDGED else None
+            rule = (
+                (answer.reason or "").partition(":")[0]
+                if answer.outcome in FLAGGED_OUTCOMES
+                else None
+            )
             if rule is not None and refused.get(answer.event_id or EventId("")) == answer.reason:
                 rule = "refused"
             ids = {
@@ -230,7 +237,7 @@ def _note(
             logger.info("%s: %s", answer.outcome, answer.event_id, extra=ids)
 
 
-async def _known_versions(
+async def _stored_versions(
     database: Database, writer: Writer, room_ids: set[str], *, is_alone: bool
 ) -> dict[str, str]:
     """Return the versions of the rooms that the store knows.

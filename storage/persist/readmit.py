@@ -99,15 +99,15 @@ DELETE FROM erased_users
 WHERE principal_nid = (SELECT principal_nid FROM principals WHERE name = $1::text)
 """
 
-SQL_IS_KNOWN: Final[LiteralString] = """
+SQL_IS_NAMED: Final[LiteralString] = """
 SELECT EXISTS (SELECT FROM principals WHERE name = $1::text)
 """
 
 
-async def is_known(conn: Connection, user_id: UserId) -> bool:
+async def is_named(conn: Connection, user_id: UserId) -> bool:
     """Return whether any stored row names the user. If not, the id may be mistyped."""
-    known: bool = await conn.fetchval(SQL_IS_KNOWN, user_id)
-    return known
+    exists: bool = await conn.fetchval(SQL_IS_NAMED, user_id)
+    return exists
 
 
 async def erase_user(conn: Connection, user_id: UserId, erased_ts: int) -> bool:

@@ -13,7 +13,7 @@ from storage import arguments as args
 from storage.arguments import is_text
 from storage.database.connection import Database
 from storage.errors import InputError, InvalidEvent, InvalidSignature, UnknownRoomVersion
-from storage.event import ROOM_VERSIONS, Event, glance, parse, required_signers, verify_event
+from storage.event import ROOM_VERSIONS, Event, parse, peek, required_signers, verify_event
 from storage.event.model import references_of
 from storage.event.reading import MAX_PDU_BYTES
 from storage.graph.topological_ordering import topological_sort
@@ -27,12 +27,12 @@ SIGNATURES_MAX: Final = 10
 VerifyKeys = Mapping[tuple[str, str], Any] | Callable[[str, str], Awaitable[Any]]
 
 
-def glance_of(pdu: object) -> dict[str, Any]:
+def header_of(pdu: object) -> dict[str, Any]:
     """Peek at the header of a PDU.
 
     Return {} for an unreadable one: parsing will return the reason.
     """
-    return (pdu if isinstance(pdu, dict) else glance(pdu) if _is_bytes(pdu) else None) or {}
+    return (pdu if isinstance(pdu, dict) else peek(pdu) if _is_bytes(pdu) else None) or {}
 
 
 def size_of(pdu: object) -> int:
@@ -44,66 +44,69 @@ def work_of(pdu: object, read: Event | AppendResult) -> int:
     return len(read.raw) if isinstance(read, Event) else size_of(pdu)
 
 
-def room_ids(glanced: Iterable[Mapping[str, Any]]) -> list[str | None]:
+def room_ids(headers: Iterable[Mapping[str, Any]]) -> list[str | None]:
     """Return the room id of each PDU.
 
     It is None if the PDU has none that a table can hold. Create events of version 12 have none.
     """
-    return [room if is_text(room := one.get("room_id")) else None for one in glanced]
+    return [room if is_text(room := header.get("room_id")) else None for header in headers]
 
 
 def versions(
-    glanced: Sequence[Mapping[str, Any]],
+    headers: Sequence[Mapping[str, Any]],
     rooms: Sequence[str | None],
-    known: Mapping[str, str],
+    room_versions: Mapping[str, str],
     created: Mapping[str, str],
-    given: str | None,
+    default: str | None,
 ) -> list[str | None]:
     """Return the room version to parse each PDU with, or None if it is unknown.
 
-    ``rooms`` comes from `room_ids`. ``known`` has priority, then a create event of the batch
-    (``created``, of `note_create_event`), then ``given``. The version of another room is never
-    used. Anybody can send a second create event that says anything, so a caller who knows the
-    version of a room names it in ``known``.
+    ``rooms`` comes from `room_ids`. ``room_versions`` has priority, then a create event of the
+    batch (``created``, of `note_create_event`), then ``default``. The version of another room is
+    never used. Anybody can send a second create event that says anything, so a caller who knows the
+    version of a room names it in ``room_versions``.
     """
     return [
-        known.get(room or "") or created.get(room or "") or _said_version(one) or given
-        for room, one in zip(rooms, glanced, strict=True)
+        room_versions.get(room or "")
+        or created.get(room or "")
+        or _claimed_version(header)
+        or default
+        for room, header in zip(rooms, headers, strict=True)
     ]
 
 
-def _said_version(glanced: Mapping[str, Any]) -> str | None:
+def _claimed_version(header: Mapping[str, Any]) -> str | None:
     """Return the room version in a create event, or "?" if it is not text.
 
     Return None for another event, also for one whose state_key is not the empty string.
     """
-    if glanced.get("type") != "m.room.create" or glanced.get("state_key") != "":
+    if header.get("type") != "m.room.create" or header.get("state_key") != "":
         return None
-    content = glanced.get("content")
+    content = header.get("content")
     version = content.get("room_version", "1") if isinstance(content, dict) else "1"
     return version if is_text(version) else "?"
 
 
-def note_create_event(found: dict[str, str], pdu: Pdu, glanced: Mapping[str, Any]) -> None:
+def note_create_event(created: dict[str, str], pdu: Pdu, header: Mapping[str, Any]) -> None:
     """Record the version of a room by id if the PDU is its create event, and well formed."""
-    version = _said_version(glanced)
-    event = None if version is None else read(pdu, dict(glanced), version)
+    version = _claimed_version(header)
+    event = None if version is None else read(pdu, dict(header), version)
     if isinstance(event, Event):
-        note_created(found, event.room_id, event.room_version.identifier)
+        note_created(created, event.room_id, event.room_version.identifier)
 
 
-def note_created(found: dict[str, str], room_id: str, version: str) -> None:
+def note_created(created: dict[str, str], room_id: str, version: str) -> None:
     """Record the room version of a create event. The first create event of a room counts.
 
     A room id of version 12 is the hash of the create event. A create event of another version that
     merely names such a room is ignored.
     """
     if ROOM_VERSIONS[version].may_have_room(room_id):
-        found.setdefault(room_id, version)
+        created.setdefault(room_id, version)
 
 
-def read(pdu: object, glanced: dict[str, Any], version: str | None) -> Event | AppendResult:
-    """Return the event, or an "invalid" result. ``glanced`` comes from `glance_of`."""
+def read(pdu: object, header: dict[str, Any], version: str | None) -> Event | AppendResult:
+    """Return the event, or an "invalid" result. ``header`` comes from `header_of`."""
     if not (isinstance(pdu, dict) or _is_bytes(pdu)):
         return AppendResult(None, "invalid", _no_pdu(pdu))
     if version is None:
@@ -113,7 +116,7 @@ def read(pdu: object, glanced: dict[str, Any], version: str | None) -> Event | A
             "the room is not known: give room_version, or its create event in the same batch",
         )
     try:
-        return parse(pdu, version, glanced=glanced or None)
+        return parse(pdu, version, header=header or None)
     except UnknownRoomVersion as error:
         return AppendResult(None, "invalid", str(error))
     except InvalidEvent as error:
@@ -216,7 +219,7 @@ def _is_in_order(events: Sequence[Event]) -> bool:
 def _within(event: Event, places: Mapping[EventId, Sequence[int]]) -> set[int]:
     """Return the indexes of the events in the batch that an event refers to."""
     named = {*references_of(event)} - {event.event_id}
-    return {place for one in named for place in places.get(one, ())}
+    return {index for event_id in named for index in places.get(event_id, ())}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -228,7 +231,7 @@ def _within(event: Event, places: Mapping[EventId, Sequence[int]]) -> set[int]:
 
 States = Mapping[EventId, tuple[EventId, ...]]
 
-SQL_GIVEN: Final[LiteralString] = """
+SQL_STATE_EVENTS: Final[LiteralString] = """
 SELECT e.event_id, t.type, k.state_key, e.rejected
 FROM unnest($1::text[]) AS wanted (id)
 CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.id OFFSET 0) AS e
@@ -239,11 +242,11 @@ CROSS JOIN LATERAL (SELECT type FROM event_types WHERE type_nid = k.type_nid OFF
 """
 
 
-GivenStates = Mapping[EventId, Iterable[EventId]] | Mapping[str, Iterable[str]]
+StatesBefore = Mapping[EventId, Iterable[EventId]] | Mapping[str, Iterable[str]]
 """The ids of the state before an event, by its id."""
 
 
-class GivenRow(NamedTuple):
+class StateBeforeRow(NamedTuple):
     """A stored state event."""
 
     event_id: str
@@ -252,7 +255,7 @@ class GivenRow(NamedTuple):
     rejected: str | None
 
 
-def read_given_states(state_before: GivenStates | None) -> States:
+def read_states_before(state_before: StatesBefore | None) -> States:
     """Return the states as tuples of distinct event ids.
 
     Raise `InputError` if it is not a mapping of lists, and `InvalidIdentifier` for a malformed id.
@@ -272,30 +275,34 @@ async def check(database: Database, states: States, batch: Iterable[Event]) -> N
     keys = {event.event_id: event.key for event in batch if event.state_key is not None}
     ids = list({event_id for state in states.values() for event_id in state})
     async with database.connection() as conn:
-        held = {row.event_id: row for row in await conn.fetch(SQL_GIVEN, ids, row=GivenRow)}
-    keys.update((EventId(row.event_id), (row.type, row.state_key)) for row in held.values())
+        rows = {
+            row.event_id: row for row in await conn.fetch(SQL_STATE_EVENTS, ids, row=StateBeforeRow)
+        }
+    keys.update((EventId(row.event_id), (row.type, row.state_key)) for row in rows.values())
     for event_id, state in states.items():
-        _check_state(event_id, state, keys, held)
+        _check_state(event_id, state, keys, rows)
 
 
 def _check_state(
     event_id: EventId,
     state: Iterable[EventId],
     keys: Mapping[EventId, StateKey],
-    held: Mapping[str, GivenRow],
+    rows: Mapping[str, StateBeforeRow],
 ) -> None:
-    found: dict[StateKey, EventId] = {}
-    for one in state:
-        if one in held and held[one].rejected is not None:
+    by_key: dict[StateKey, EventId] = {}
+    for state_id in state:
+        if state_id in rows and rows[state_id].rejected is not None:
             raise InputError(
-                f"state_before of {event_id} holds {one}, which is rejected: {held[one].rejected}"
+                f"state_before of {event_id} holds {state_id}, which is rejected: "
+                f"{rows[state_id].rejected}"
             )
-        if one not in keys:
+        if state_id not in keys:
             continue
-        first = found.setdefault(keys[one], one)
-        if first != one:
+        first = by_key.setdefault(keys[state_id], state_id)
+        if first != state_id:
             raise InputError(
-                f"state_before of {event_id} holds two events of {keys[one]}: {first} and {one}"
+                f"state_before of {event_id} holds two events of {keys[state_id]}: "
+                f"{first} and {state_id}"
             )
 
 
@@ -321,10 +328,10 @@ def read_stripped_state(stripped_state: StrippedState | None, origin: str) -> di
 
     Raise `InputError` if one is malformed, too large, or given with another origin.
     """
-    given = {} if stripped_state is None else args.mapping(stripped_state, "stripped_state")
-    if given and origin != "out_of_band":
+    by_event = {} if stripped_state is None else args.mapping(stripped_state, "stripped_state")
+    if by_event and origin != "out_of_band":
         raise InputError(f'stripped_state goes with origin="out_of_band", not with {origin!r}')
-    return {args.event(event_id): _json(event_id, events) for event_id, events in given.items()}
+    return {args.event(event_id): _json(event_id, events) for event_id, events in by_event.items()}
 
 
 def _json(event_id: EventId, events: Iterable[Mapping[str, Any]]) -> str:
@@ -340,11 +347,11 @@ def _json(event_id: EventId, events: Iterable[Mapping[str, Any]]) -> str:
 
 def _event(event: Mapping[str, Any], name: str) -> bytes:
     packed = args.content(event, name)
-    found = orjson.loads(packed)
+    fields = orjson.loads(packed)
     for key in TEXTS:
-        if not isinstance(found.get(key), str):
+        if not isinstance(fields.get(key), str):
             raise InputError(f"{name} has no text as {key}")
-    if not isinstance(found.get("content"), dict):
+    if not isinstance(fields.get("content"), dict):
         raise InputError(f"{name} has no object as content")
     return packed
 
@@ -366,10 +373,10 @@ def read_refused(refused: Refused | None, origin: str) -> dict[EventId, str]:
 
     Raise `InputError` for a malformed reason, or for an origin whose events have no verdict.
     """
-    given = {} if refused is None else args.mapping(refused, "refused")
-    if given and origin not in TIMELINE_ORIGINS:
+    reasons = {} if refused is None else args.mapping(refused, "refused")
+    if reasons and origin not in TIMELINE_ORIGINS:
         raise InputError(f"refused goes with live or backfilled events, not with {origin!r}")
-    return {args.event(event_id): reason_of(one) for event_id, one in given.items()}
+    return {args.event(event_id): reason_of(reason) for event_id, reason in reasons.items()}
 
 
 def reason_of(reason: object) -> str:
@@ -388,6 +395,6 @@ def check_named(refused: Refused, event_ids: Iterable[EventId | None]) -> None:
     ``event_ids`` are those of the batch, None for an unreadable PDU. It may have any id, so then
     nothing is raised: a bad PDU never fails its batch.
     """
-    known = set(event_ids)
-    if None not in known and (strange := refused.keys() - known):
+    ids = set(event_ids)
+    if None not in ids and (strange := refused.keys() - ids):
         raise InputError(f"refused has {min(strange)}, which is not among the PDUs")

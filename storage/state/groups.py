@@ -108,11 +108,11 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
     """Return the group of the parent's state with a change applied, at the level that fits."""
     entries = applied(parent.entries, change)
     digest = digest_after(parent.digest, parent.entries, change)
-    for place in paths.candidates(parent.runs, len(entries)):
-        kept = parent.steps[: place.keep]
+    for placement in paths.candidates(parent.runs, len(entries)):
+        kept = parent.steps[: placement.keep]
         if not kept:
             break
-        delta = fold(parent.steps[place.keep :])
+        delta = fold(parent.steps[placement.keep :])
         delta.update(change)
         if any(abs(state_group - step.state_group) > FARTHEST for step in kept):
             break
@@ -122,7 +122,7 @@ def derive(parent: Group, change: Mapping[int, int], state_group: int, audience:
                 parent.room_nid,
                 entries,
                 (*kept, DeltaRow(state_group, delta)),
-                place.runs,
+                placement.runs,
                 digest,
                 audience,
             )
@@ -166,23 +166,25 @@ def keeps_digest(group: Group) -> bool:
     return group.is_sought or not group.runs[-1]
 
 
-def changed_keys(one: Group, other: Group) -> set[int]:
+def changed_keys(group: Group, other: Group) -> set[int]:
     """Return the keys whose values differ.
 
     The cost is that of the rows after the last common row of the two paths, even over one new root.
 
     Where the paths have no row in common (as far as this process knows), whole states are compared.
     """
-    if one.state_group == other.state_group:
+    if group.state_group == other.state_group:
         return set()
-    for base, made in ((one, other), (other, one)):
+    for base, made in ((group, other), (other, group)):
         if _is_next(made, base):
             return {
                 key
                 for key in made.steps[-1].delta
-                if one.entries.get(key) != other.entries.get(key)
+                if group.entries.get(key) != other.entries.get(key)
             }
-    for left, right in product((one.steps, _behind(one)), (other.steps, _behind(other))):
+    for left, right in product(
+        (group.steps, _steps_from_origin(group)), (other.steps, _steps_from_origin(other))
+    ):
         if left and right and left[0].state_group == right[0].state_group:
             common = {step.state_group for step in left} & {step.state_group for step in right}
             keys = {
@@ -193,8 +195,8 @@ def changed_keys(one: Group, other: Group) -> set[int]:
             }
             break
     else:
-        keys = set(one.entries) | set(other.entries)
-    return {key for key in keys if one.entries.get(key) != other.entries.get(key)}
+        keys = set(group.entries) | set(other.entries)
+    return {key for key in keys if group.entries.get(key) != other.entries.get(key)}
 
 
 def _is_next(made: Group, base: Group) -> bool:
@@ -209,7 +211,7 @@ def _is_next(made: Group, base: Group) -> bool:
     )
 
 
-def _behind(group: Group) -> tuple[DeltaRow, ...]:
+def _steps_from_origin(group: Group) -> tuple[DeltaRow, ...]:
     """Return a group's path with the rows before its root instead of the root.
 
     Return an empty path if they are not known.
@@ -337,7 +339,7 @@ async def read_groups(conn: Connection, state_groups: Collection[int]) -> dict[i
         row.state_group: row
         for row in await conn.fetch(SQL_GROUPS, list(state_groups), row=GroupRow)
     }
-    absent = [wanted for wanted in state_groups if wanted not in rows]
+    absent = [state_group for state_group in state_groups if state_group not in rows]
     if absent:
         raise StorageCorrupt("a referenced state group is missing", state_groups=absent)
     return groups_of(state_groups, rows)
@@ -348,17 +350,17 @@ def groups_of(state_groups: Iterable[int], rows: Mapping[int, GroupRow]) -> dict
 
     The common part of their paths is in memory once.
     """
-    known: Prefixes = {}
-    return {wanted: group_of(wanted, rows, known) for wanted in state_groups}
+    prefixes: Prefixes = {}
+    return {state_group: group_of(state_group, rows, prefixes) for state_group in state_groups}
 
 
 def group_of(
-    state_group: int, rows: Mapping[int, GroupRow], known: Prefixes | None = None
+    state_group: int, rows: Mapping[int, GroupRow], prefixes: Prefixes | None = None
 ) -> Group:
     """Build a group with its whole state, from its row and those of its path.
 
-    Raise `StorageCorrupt` if a row of the path is missing. ``known`` has the folded rows of other
-    paths; it is used and extended.
+    Raise `StorageCorrupt` if a row of the path is missing. ``prefixes`` has the folded rows of
+    other paths; it is used and extended.
     """
     row = rows[state_group]
     path = row.path_in(rows)
@@ -367,8 +369,8 @@ def group_of(
         raise StorageCorrupt(
             "a state group misses rows of its path", state_group=row.state_group, lost=lost
         )
-    known = {} if known is None else known
-    steps, entries, digest = _folded(path, rows, known)
+    prefixes = {} if prefixes is None else prefixes
+    steps, entries, digest = _folded(path, rows, prefixes)
     return Group(
         row.state_group,
         row.room_nid,
@@ -381,7 +383,7 @@ def group_of(
 
 
 def _folded(
-    path: list[int], rows: Mapping[int, GroupRow], known: Prefixes
+    path: list[int], rows: Mapping[int, GroupRow], prefixes: Prefixes
 ) -> tuple[tuple[DeltaRow, ...], State, int]:
     """Fold the rows of a path; a row without a digest changes that of the row before it."""
     entries: State = Map()
@@ -389,15 +391,17 @@ def _folded(
     digest = 0
     for end in range(1, len(path) + 1):
         prefix = tuple(path[:end])
-        if prefix not in known:
+        if prefix not in prefixes:
             row = rows[path[end - 1]]
             step = DeltaRow(row.state_group, entries_of(row))
-            known_digest = row.digest
+            stored_digest = row.digest
             digest = (
-                digest_after(digest, entries, step.delta) if known_digest is None else known_digest
+                digest_after(digest, entries, step.delta)
+                if stored_digest is None
+                else stored_digest
             )
             entries = applied(entries, step.delta) if steps else Map(step.delta)
             steps = (*steps, step)
-            known[prefix] = (steps, entries, digest)
-        steps, entries, digest = known[prefix]
+            prefixes[prefix] = (steps, entries, digest)
+        steps, entries, digest = prefixes[prefix]
     return steps, entries, digest

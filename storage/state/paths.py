@@ -150,12 +150,12 @@ def path_columns(path: Sequence[int], low_run: int) -> PathColumns:
     state_group = path[-1]
     has_base = low_run > 0
     distances = [state_group - part for part in path[-low_run - 1 if has_base else 0 : -1]]
-    if not all(0 < one <= FARTHEST for one in distances):
+    if not all(0 < distance <= FARTHEST for distance in distances):
         return PathColumns([state_group - part for part in path], None)
     width = max(1, (max(distances, default=0).bit_length() + 7) // 8)
     first = width | HAS_BASE if has_base else width
     return PathColumns(
-        None, bytes((first,)) + b"".join(one.to_bytes(width, "big") for one in distances)
+        None, bytes((first,)) + b"".join(distance.to_bytes(width, "big") for distance in distances)
     )
 
 
@@ -171,7 +171,7 @@ def path_of(state_group: int, row: StoredPath, rows: Mapping[int, StoredPath]) -
     with its number.
     """
     if row.path is None:
-        return [state_group - one for one in row.back or ()]
+        return [state_group - distance for distance in row.back or ()]
     width = row.path[0] & _WIDTH
     distances = (
         row.path[1:]
@@ -181,7 +181,7 @@ def path_of(state_group: int, row: StoredPath, rows: Mapping[int, StoredPath]) -
             for at in range(1, len(row.path), width)
         ]
     )
-    path = [state_group - one for one in distances]
+    path = [state_group - distance for distance in distances]
     path.append(state_group)
     if has_base(row.path) and (base := rows.get(path[0])) is not None:
         return path_of(path[0], base, rows)[:-1] + path

@@ -17,7 +17,7 @@ from storage.persist import readmit as user_erasure
 from storage.persist import send as new_room
 from storage.persist import send as persist
 from storage.persist.model.incoming import Signer
-from storage.persist.receive import GivenStates, Pdu, Refused, StrippedState, VerifyKeys
+from storage.persist.receive import Pdu, Refused, StatesBefore, StrippedState, VerifyKeys
 from storage.persist.send import InitialEvent
 from storage.queries import gaps as partial
 from storage.store.core import StoreCore
@@ -167,7 +167,7 @@ async def append(
     *,
     room_version: str | None = None,
     origin: Origin = "live",
-    state_before: GivenStates | None = None,
+    state_before: StatesBefore | None = None,
     stripped_state: StrippedState | None = None,
     verify_keys: VerifyKeys | None = None,
     refused: Refused | None = None,

@@ -20,8 +20,8 @@ _END: Final = 1 << 63  # larger than any number in use; represents "no end" in c
 
 
 def contains(ranges: Ranges, number: int) -> bool:
-    place = _ending_after(ranges, number)
-    return place < len(ranges) and ranges[place][0] <= number
+    index = _ending_after(ranges, number)
+    return index < len(ranges) and ranges[index][0] <= number
 
 
 def unending(ranges: Ranges) -> bool:
@@ -54,21 +54,21 @@ def remove(ranges: Ranges, low: int, high: int | None) -> Ranges:
 
 def union(parts: Iterable[Range]) -> Ranges:
     """Return the union of these ranges, which may overlap."""
-    found = EMPTY
+    merged = EMPTY
     for low, high in parts:
-        found = add(found, low, high)
-    return found
+        merged = add(merged, low, high)
+    return merged
 
 
 def coarser(ranges: Ranges, most: int) -> Ranges:
     """Close the smallest gaps between the ranges until at most ``most`` remain."""
     while len(ranges) > most:
         gaps = [
-            (after[0] - _top(before[1]), place)
-            for place, (before, after) in enumerate(pairwise(ranges))
+            (after[0] - _top(before[1]), index)
+            for index, (before, after) in enumerate(pairwise(ranges))
         ]
-        place = min(gaps)[1]
-        ranges = (*ranges[:place], (ranges[place][0], ranges[place + 1][1]), *ranges[place + 2 :])
+        index = min(gaps)[1]
+        ranges = (*ranges[:index], (ranges[index][0], ranges[index + 1][1]), *ranges[index + 2 :])
     return ranges
 
 

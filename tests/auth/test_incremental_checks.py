@@ -150,8 +150,8 @@ def test_comes_to_what_checks_of_everything_come_to(
             assert ledger.order(phase) == ids
             assert ledger.after(phase, None) == ids
             for number, one in enumerate(ids):
-                assert ledger.after(phase, ledger.places[one]) == ids[number + 1 :]
-        assert ledger.places.keys() == {
+                assert ledger.after(phase, ledger.positions[one]) == ids[number + 1 :]
+        assert ledger.positions.keys() == {
             one.event_id for members in order.values() for one in members
         }
         assert checked(ledger, source) == []
@@ -183,8 +183,8 @@ def test_a_value_changes_only_the_checks_up_to_the_next_one() -> None:
     ledger.insert(first, FIRST, near.event_id)
     checked(ledger, source)
     assert ledger.checks == 3 + 3  # itself, the near one and the setter
-    assert ledger.get(key, ledger.places[near.event_id]) == "$s"
-    assert ledger.get(key, ledger.places[first.event_id]) is None
+    assert ledger.get(key, ledger.positions[near.event_id]) == "$s"
+    assert ledger.get(key, ledger.positions[first.event_id]) is None
 
 
 def test_a_phase_is_checked_alone() -> None:

@@ -132,7 +132,7 @@ def test_what_was_just_encoded_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -
     codec._recent.cache_clear()
     for _ in range(2):
         remember(stored, *own, raw)
-    assert codec._given == {}
+    assert codec._remembered == {}
     long, long_own = unusual(content={"body": "a" * codec.CACHED_BYTES_MAX})
     remember(encode(long, *long_own, DICTIONARY), *long_own, long)
     assert codec._recent.cache_info().currsize == 1

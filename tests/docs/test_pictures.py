@@ -75,7 +75,7 @@ def test_the_chain_cover_reaches_what_the_auth_events_reach() -> None:
     for number, event in enumerate(EVENTS, 1):
         reached[number] = set(event.auth_events).union(*(reached[a] for a in event.auth_events))
         for other, entry in covered.entries.items():
-            found = chains.reaches(covered.closures[number], entry.place)
+            found = chains.reaches(covered.closures[number], entry.position)
             assert found == (other in reached[number]), (number, other)
 
 

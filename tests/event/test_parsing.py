@@ -9,7 +9,7 @@ from storage.errors import InvalidEvent, UnknownRoomVersion
 from storage.event import ROOM_VERSIONS, Event, event_id, load, parse, redact
 from storage.event.hashes import canonical, content_hash_fits
 from storage.event.model import make_event
-from storage.event.reading import glance
+from storage.event.reading import peek
 from tests.event.building import (
     PAIRED,
     VERSIONS,
@@ -101,7 +101,7 @@ def test_the_fast_constructor_fills_every_field_in_order() -> None:
     [(b'{"a":1}', {"a": 1}), (b"[{}]", None), (b"7", None), (b"{", None), (b"\xff", None)],
 )
 def test_a_glance_finds_an_object_or_none(raw: bytes, value: object) -> None:
-    assert glance(raw) == value
+    assert peek(raw) == value
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -36,11 +36,11 @@ def test_from_version_6_all_numbers_are_exact() -> None:
 
 
 def test_an_object_that_was_glanced_at_is_not_read_again() -> None:
-    assert read(b"anything", strict=True, glanced={"a": 1}) == Read(
+    assert read(b"anything", strict=True, header={"a": 1}) == Read(
         {"a": 1}, exact=True, raw=b"anything"
     )
     pdu = signed_pdu("11")
-    assert parse(b"anything", "11", glanced=pdu).json == pdu
+    assert parse(b"anything", "11", header=pdu).json == pdu
 
 
 def test_bytes_are_not_copied() -> None:

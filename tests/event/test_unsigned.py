@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from storage.errors import InvalidEvent
-from storage.event import glance, load, parse
+from storage.event import load, parse, peek
 from storage.event.hashes import canonical
 from storage.event.reading import MAX_RAW_BYTES
 from tests.event.building import LENIENT, STRICT, VERSIONS, encoded, signed_pdu
@@ -69,10 +69,10 @@ def test_a_bad_one_is_dropped(version: str, text: str) -> None:
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
 def test_a_peek_finds_the_room(text: str) -> None:
     raw = with_unsigned(signed_pdu("11"), text)
-    glanced = glance(raw)
+    glanced = peek(raw)
     assert glanced is not None
     assert glanced["room_id"] == "!room:example.org"
-    assert parse(raw, "11", glanced=glanced) == parse(raw, "11")
+    assert parse(raw, "11", header=glanced) == parse(raw, "11")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -133,7 +133,7 @@ def test_a_large_event_with_a_small_one(version: str) -> None:
 def test_what_is_no_object_is_refused(version: str, raw: bytes) -> None:
     with pytest.raises(InvalidEvent):
         parse(raw, version)
-    assert glance(raw) is None or glance(raw) == {"unsigned": None}
+    assert peek(raw) is None or peek(raw) == {"unsigned": None}
 
 
 @pytest.mark.parametrize("version", STRICT)

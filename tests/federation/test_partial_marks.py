@@ -8,7 +8,7 @@ import storage
 from storage import RoomId, ServerName, Store
 from storage.event import Event, parse
 from storage.persist.partial_marks import begin
-from storage.persist.plan.partial_state import MARK_IS_GONE
+from storage.persist.plan.partial_state import NOT_MARKED
 from tests.cli.running import room_storage_beside
 from tests.federation.partial import join_partially
 from tests.federation.peers import Homeserver
@@ -63,7 +63,7 @@ async def test_two_joins_never_share_a_mark(two: list[Homeserver]) -> None:
     task = other.receiver._task(room_id, "12")
     state = (await other.store.current_state(room_id)).values()
     result = await task.append_partial(first, state)
-    assert (result.outcome, result.reason) == ("invalid", MARK_IS_GONE)
+    assert (result.outcome, result.reason) == ("invalid", NOT_MARKED)
     assert await other.store.event(first.event_id) is None
 
 

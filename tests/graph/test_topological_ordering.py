@@ -2,12 +2,18 @@
 
 import pytest
 
-from storage.graph.topological_ordering import HINT_CEILING, HINT_SLACK, above, moved_up, ordering
+from storage.graph.topological_ordering import (
+    HINT_CEILING,
+    HINT_SLACK,
+    next_after,
+    ordering,
+    raised_orderings,
+)
 
 
 def test_the_first_event_is_at_one_and_a_child_one_above_its_highest_parent() -> None:
-    assert above([]) == 1
-    assert above([4, 9, 2]) == 10
+    assert next_after([]) == 1
+    assert next_after([4, 9, 2]) == 10
 
 
 def test_the_depth_has_no_say_where_all_parents_are_stored() -> None:
@@ -50,14 +56,14 @@ def test_only_the_events_that_must_move_do() -> None:
     4 is no descendant, and 5 is already high enough.
     """
     rows = [(2, 4, [1]), (4, 4, []), (3, 5, [2, 4]), (5, 9, [3])]
-    assert moved_up({1: 5}, rows) == ({2: 6, 3: 7}, True)
+    assert raised_orderings({1: 5}, rows) == ({2: 6, 3: 7}, True)
 
 
 def test_rows_that_end_too_early_are_reported() -> None:
-    assert moved_up({1: 5}, [(2, 4, [1])]) == ({2: 6}, False)
-    assert moved_up({1: 5}, [(2, 4, [1]), (3, 6, [])]) == ({2: 6}, False)
-    assert moved_up({1: 5}, [(2, 4, [1]), (3, 7, [])]) == ({2: 6}, True)
+    assert raised_orderings({1: 5}, [(2, 4, [1])]) == ({2: 6}, False)
+    assert raised_orderings({1: 5}, [(2, 4, [1]), (3, 6, [])]) == ({2: 6}, False)
+    assert raised_orderings({1: 5}, [(2, 4, [1]), (3, 7, [])]) == ({2: 6}, True)
 
 
 def test_an_event_whose_ordering_is_decided_does_not_move() -> None:
-    assert moved_up({1: 5, 2: 4}, [(2, 4, [1]), (3, 6, [2])]) == ({}, True)
+    assert raised_orderings({1: 5, 2: 4}, [(2, 4, [1]), (3, 6, [2])]) == ({}, True)

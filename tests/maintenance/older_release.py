@@ -25,7 +25,7 @@ def versions_before(
     given: str | None,
 ) -> list[str | None]:
     own = {
-        index: receive._said_version(one) if one.get("type") == "m.room.create" else None
+        index: receive._claimed_version(one) if one.get("type") == "m.room.create" else None
         for index, one in enumerate(glanced)
     }
     created: dict[str, str] = {}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from storage.errors import (
     UnknownRoomVersion,
 )
-from storage.event import Event, glance
+from storage.event import Event, peek
 from storage.ids import EventId, RoomId, StateKey
 
 Outcome = Literal[
@@ -56,7 +56,7 @@ class OracleEvent:
 
 
 def read_pdu(pdu: Pdu) -> dict[str, Any]:
-    read = glance(pdu) if isinstance(pdu, bytes) else pdu
+    read = peek(pdu) if isinstance(pdu, bytes) else pdu
     if not isinstance(read, dict):
         raise TypeError(f"a PDU is an object, not {read!r}")
     return read

@@ -16,7 +16,7 @@ from hypothesis import Phase
 
 from storage import EventFilter, SyncFilter
 from storage.errors import InvalidEvent
-from storage.event import Event, glance, parse
+from storage.event import Event, parse, peek
 from storage.ids import EventId, RoomId
 from tests.long_run import long_run
 from tests.oracle.facts import Audience, Facts, Stretch, oracle_facts
@@ -350,7 +350,7 @@ class LetsUnsignedDecide(Oracle):
     """An event is invalid if its `unsigned` is no object."""
 
     def append(self, pdus: Iterable[Any], **how: Any) -> list[tuple[EventId | None, Outcome]]:
-        read = [glance(pdu) or {} for pdu in pdus]
+        read = [peek(pdu) or {} for pdu in pdus]
         bad = [type(one.get("unsigned", {})) is not dict for one in read]
         return super().append(
             [b"null" if is_bad else pdu for is_bad, pdu in zip(bad, pdus, strict=True)], **how

@@ -61,7 +61,7 @@ class AuthGraphWorld:
         self.change_set.events.new_events[nid] = NewEvent(row, b"")
         entry = cover_event(self.change_set, row)
         if entry is not None:
-            self.change_set.auth_graph.add_place(nid, entry)
+            self.change_set.auth_graph.add_chain_position(nid, entry)
             self.cited.append(nid)
         else:
             self.change_set.auth_graph.loose.add(nid)  # as the database says of it

@@ -60,7 +60,7 @@ def group(number: int, entries: Mapping[int, int]) -> Group:
 @contextmanager
 def known_state(entries: int) -> Iterator[None]:
     """Larger states count as large."""
-    with mock.patch.object(auth_differences, "KNOWN_STATE", entries):
+    with mock.patch.object(auth_differences, "CLOSURES_STATE_MAX", entries):
         yield
 
 
@@ -182,7 +182,7 @@ def test_a_long_chain_is_not_walked() -> None:
             world.change_set.events, "find_row", looking(world.change_set.events.find_row)
         ),
         mock.patch.object(
-            world.change_set.events, "known_row", looking(world.change_set.events.known_row)
+            world.change_set.events, "row_in_memory", looking(world.change_set.events.row_in_memory)
         ),
     ):
         assert auth_difference(world.change_set, states, {2}) == wanted

@@ -118,7 +118,7 @@ async def decide_all(
     async with store.database.connection() as conn:
         await (
             await prefetch(partial(load, conn), change_set, incoming, assume_new=assume_new)
-        ).landed()
+        ).finished()
         for one in incoming:
             change_set, short = await decide(conn, change_set, one)
             count += short

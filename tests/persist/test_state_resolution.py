@@ -117,7 +117,7 @@ async def test_comes_to_what_resolution_of_the_whole_states_comes_to(
     """
     if aside:
         monkeypatch.setattr(retry, "HEAVY_SECONDS", 0.0)
-    gone_on = 0
+    continued = 0
     async with storage.open(dsn, server_name=SERVER) as store:
         for seed in range(2):
             room, rng = grown(version, seed, 60), Random(seed)
@@ -129,11 +129,11 @@ async def test_comes_to_what_resolution_of_the_whole_states_comes_to(
                 ends = await store.forward_extremities(room.room_id)
                 current = await store.current_state(room.room_id)
                 assert dict(current) == dict(room.at(*sorted(ends)).state)
-                gone_on += len(records(store))
+                continued += len(records(store))
             for event in room.events[1:]:
                 before = await store.state_before(event.event_id)
                 assert dict(before) == dict(room.at(*event.prev_events).state)
-    assert (gone_on > 0) == (version_of(version).state_resolution != "v1")
+    assert (continued > 0) == (version_of(version).state_resolution != "v1")
 
 
 def records(store: Store) -> list[ResolutionRecord]:
@@ -297,7 +297,7 @@ async def test_other_rooms_go_on_while_one_is_heavy(
             asyncio.create_task(store.append(attack[at : at + TOGETHER]))
             for at in range(0, len(attack), TOGETHER)
         ]
-        while len(store.writer._lane) < 2:  # noqa: ASYNC110  # the writer tells nobody
+        while len(store.writer._slow_rooms) < 2:  # noqa: ASYNC110  # the writer tells nobody
             await asyncio.sleep(0)
         for number in range(5):
             [result] = await store.append([other.message("@a:s1.test", str(number)).pdu])
@@ -318,7 +318,7 @@ async def test_names_of_an_event_that_is_left_for_the_lane_are_stored(
     Without the event that plan has nothing to write.
     """
     monkeypatch.setattr(retry, "HEAVY_SECONDS", 0.0)
-    monkeypatch.setattr(TimeSlice, "is_over", True)
+    monkeypatch.setattr(TimeSlice, "is_used_up", True)
     monkeypatch.setattr(TimeSlice, "is_long", lambda *_: True)
     room = begun("11", seed=5)
     one, two = room.fork(2)

@@ -53,7 +53,7 @@ async def test_a_server_that_was_cut_off(store: Store) -> None:
 async def test_the_comparison_sees_strays_that_were_forgotten(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audience, "note_place", lambda *_: None)
+    monkeypatch.setattr(audience, "note_out_of_range", lambda *_: None)
     pages, visible = await paged(store)
     assert pages < visible
 

@@ -13,7 +13,7 @@ from storage.errors import InputError, InvalidIdentifier
 from storage.event import reading
 from storage.federation import Receiver, Responder
 from storage.persist import receive
-from storage.persist.commit.retry import EVENTS_AHEAD
+from storage.persist.commit.retry import EVENTS_PER_LOAD
 from storage.persist.load import prefetch
 from storage.persist.load.prefetch import SQL_LOAD_BATCH
 from storage.queries import client_page, events, room_info
@@ -47,7 +47,7 @@ async def test_a_batch_is_parsed_in_turns(store: Store, monkeypatch: pytest.Monk
     room = new_room(members=[f"@u{number}:s2.test" for number in range(500)])
     async with LoopTurns() as turns:
         turns.watch(monkeypatch, receive, "parse")
-        turns.watch(monkeypatch, receive, "glance")
+        turns.watch(monkeypatch, receive, "peek")
         await deliver(store, room)
     assert turns.total >= 1_000
     assert turns.most <= 2 * ITEMS
@@ -289,7 +289,7 @@ async def test_the_data_of_a_large_batch_is_loaded_in_steps(
             results = await store.append(room.pdus, room_version="11")
         assert {one.outcome for one in results} == {outcome}
         assert turns.total >= len(room.pdus)
-        assert turns.most <= EVENTS_AHEAD
+        assert turns.most <= EVENTS_PER_LOAD
         store.writer.caches.forget()
     await store.append(room.pdus, room_version="11")
     statements.sent.clear()

@@ -47,7 +47,7 @@ async def planned(conn: Connection, caches: WriterCaches, pdus: Sequence[bytes])
     """Plan a batch by a process that has nothing in its caches."""
     change_set = ChangeSet(caches, NidBlocks(), "s1.test")
     incoming = [IncomingEvent(parse(pdu, "11"), "live") for pdu in pdus]
-    await (await prefetch(partial(load, conn), change_set, incoming, assume_new=False)).landed()
+    await (await prefetch(partial(load, conn), change_set, incoming, assume_new=False)).finished()
     for one in incoming:
         while True:
             try:

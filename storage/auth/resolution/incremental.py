@@ -63,7 +63,7 @@ from storage.ids import EventId, StateKey
 # Positions are pairs of a phase and a number between those of the neighbours. Source: room version
 # 2, "Iterative auth checks".
 
-Place = tuple[int, int]
+LedgerPosition = tuple[int, int]
 """Phase, and a number within it."""
 
 Keys = tuple[StateKey, frozenset[StateKey]]
@@ -99,31 +99,34 @@ class Ledger:
     """Events in the order of their checks, with the outcomes."""
 
     def __init__(self) -> None:
-        self.places: dict[EventId, Place] = {}
+        self.positions: dict[EventId, LedgerPosition] = {}
         self.checks: int = 0
         """Auth checks made."""
         self.changed: set[StateKey] = set()
         """At least the keys whose final value has changed; a reader of the values may clear it."""
-        self._at: dict[Place, EventId] = {}
-        self._order: list[Place] = []
-        self._setting: dict[StateKey, list[Place]] = {}  # of the allowed events, by what they set
-        self._needing: dict[StateKey, list[Place]] = {}
+        self._at: dict[LedgerPosition, EventId] = {}
+        self._order: list[LedgerPosition] = []
+        self._setting: dict[
+            StateKey, list[LedgerPosition]
+        ] = {}  # of the allowed events, by what they set
+        self._needing: dict[StateKey, list[LedgerPosition]] = {}
         self._keys: dict[EventId, Keys] = {}
         # each once: in a long chain all events have the same
-        self._known_keys: dict[Keys, Keys] = {}
+        self._shared_keys: dict[Keys, Keys] = {}
         self._allowed: set[EventId] = set()
-        self._unchecked: list[Place] = []  # a heap; may hold former positions of events
-        self._due: set[Place] = set()  # as `_unchecked`
+        self._unchecked: list[LedgerPosition] = []  # a heap; may hold former positions of events
+        self._due: set[LedgerPosition] = set()  # as `_unchecked`
 
     def order(self, phase: int) -> list[EventId]:
         return [
-            self._at[place] for place in self._order[self._first(phase) : self._first(phase + 1)]
+            self._at[position]
+            for position in self._order[self._first(phase) : self._first(phase + 1)]
         ]
 
-    def after(self, phase: int, place: Place | None) -> list[EventId]:
+    def after(self, phase: int, position: LedgerPosition | None) -> list[EventId]:
         """Return the events of a phase after a position; all of them if it is None."""
-        start = self._first(phase) if place is None else bisect_right(self._order, place)
-        return [self._at[one] for one in self._order[start : self._first(phase + 1)]]
+        start = self._first(phase) if position is None else bisect_right(self._order, position)
+        return [self._at[later] for later in self._order[start : self._first(phase + 1)]]
 
     def value(self, key: StateKey) -> EventId | None:
         """Return the final value that the events give to a key; None if none of them sets it."""
@@ -134,7 +137,7 @@ class Ledger:
         """Return the final values that the events set."""
         return {key: self._at[setting[-1]] for key, setting in self._setting.items() if setting}
 
-    def get(self, key: StateKey, before: Place) -> EventId | None:
+    def get(self, key: StateKey, before: LedgerPosition) -> EventId | None:
         """Return the value of a key that the events before a position set."""
         setting = self._setting.get(key, ())
         index = bisect_left(setting, before)
@@ -142,24 +145,24 @@ class Ledger:
 
     def insert(self, event: Event, phase: int, before: EventId | None) -> None:
         """Insert an event before another one, or at the end of its phase."""
-        place = self._between(phase, before)
-        self.places[event.event_id] = place
-        self._at[place] = event.event_id
-        insort(self._order, place)
+        position = self._between(phase, before)
+        self.positions[event.event_id] = position
+        self._at[position] = event.event_id
+        insort(self._order, position)
         # An event without a state key is never allowed: what it would set does not matter.
         keys = (event.type, event.state_key or ""), frozenset(keys_needed(event))
-        self._keys[event.event_id] = self._known_keys.setdefault(keys, keys)
+        self._keys[event.event_id] = self._shared_keys.setdefault(keys, keys)
         for key in keys[1]:
-            insort(self._needing.setdefault(key, []), place)
-        self._push(place)
+            insort(self._needing.setdefault(key, []), position)
+        self._push(position)
 
     def remove(self, event_id: EventId) -> None:
         self._set(event_id, allowed_now=False)
-        place = self.places.pop(event_id)
-        del self._at[place]
-        del self._order[bisect_left(self._order, place)]
+        position = self.positions.pop(event_id)
+        del self._at[position]
+        del self._order[bisect_left(self._order, position)]
         for key in self._keys.pop(event_id)[1]:
-            del self._needing[key][bisect_left(self._needing[key], place)]
+            del self._needing[key][bisect_left(self._needing[key], position)]
 
     def base_changed(self, keys: Iterable[StateKey]) -> None:
         """Check the events again that read one of these keys from the base."""
@@ -189,7 +192,7 @@ class Ledger:
         event = source.event(event_id)
         if event is None or event.state_key is None:
             return None if source.lacking else False
-        before = _Before(self, self.places[event_id])
+        before = _Before(self, self.positions[event_id])
         state = auth_state_for(event, before, _Base(source), source.event, source.rejected)
         if source.lacking:
             return None
@@ -199,40 +202,40 @@ class Ledger:
     def _set(self, event_id: EventId, *, allowed_now: bool) -> None:
         if allowed_now == (event_id in self._allowed):
             return
-        key, place = self._keys[event_id][0], self.places[event_id]
+        key, position = self._keys[event_id][0], self.positions[event_id]
         self.changed.add(key)
         setting = self._setting.setdefault(key, [])
         if allowed_now:
             self._allowed.add(event_id)
-            insort(setting, place)
+            insort(setting, position)
         else:
             self._allowed.discard(event_id)
-            del setting[bisect_left(setting, place)]
-        self._value_changed(key, place)
+            del setting[bisect_left(setting, position)]
+        self._value_changed(key, position)
 
-    def _value_changed(self, key: StateKey, place: Place) -> None:
+    def _value_changed(self, key: StateKey, position: LedgerPosition) -> None:
         """Check the events that need a key again, from a position to the next one that sets it."""
         needing, setting = self._needing.get(key, ()), self._setting.get(key, ())
-        following = bisect_right(setting, place)
+        following = bisect_right(setting, position)
         end = (
             bisect_right(needing, setting[following]) if following < len(setting) else len(needing)
         )
-        for due in needing[bisect_right(needing, place) : end]:
+        for due in needing[bisect_right(needing, position) : end]:
             self._push(due)
 
-    def _push(self, place: Place) -> None:
-        if place not in self._due:
-            self._due.add(place)
-            heappush(self._unchecked, place)
+    def _push(self, position: LedgerPosition) -> None:
+        if position not in self._due:
+            self._due.add(position)
+            heappush(self._unchecked, position)
 
     def _first(self, phase: int) -> int:
         return bisect_left(self._order, (phase, 0))
 
-    def _between(self, phase: int, before: EventId | None) -> Place:
+    def _between(self, phase: int, before: EventId | None) -> LedgerPosition:
         index = (
             self._first(phase + 1)
             if before is None
-            else bisect_left(self._order, self.places[before])
+            else bisect_left(self._order, self.positions[before])
         )
         low = self._order[index - 1][1] if index and self._order[index - 1][0] == phase else 0
         if before is None:
@@ -246,28 +249,30 @@ class Ledger:
     def _spread(self) -> None:
         """Multiply all positions to make room between them."""
 
-        def spread(place: Place) -> Place:
-            return place[0], place[1] << SPREAD
+        def spread(position: LedgerPosition) -> LedgerPosition:
+            return position[0], position[1] << SPREAD
 
-        self.places = {event_id: spread(place) for event_id, place in self.places.items()}
-        self._at = {spread(place): event_id for place, event_id in self._at.items()}
-        self._order = [spread(place) for place in self._order]
-        self._unchecked = [spread(place) for place in self._unchecked]
+        self.positions = {
+            event_id: spread(position) for event_id, position in self.positions.items()
+        }
+        self._at = {spread(position): event_id for position, event_id in self._at.items()}
+        self._order = [spread(position) for position in self._order]
+        self._unchecked = [spread(position) for position in self._unchecked]
         self._due = set(self._unchecked)
         for lists in (self._setting, self._needing):
-            for key, places in lists.items():
-                lists[key] = [spread(place) for place in places]
+            for key, positions in lists.items():
+                lists[key] = [spread(position) for position in positions]
 
 
 class _Before:
     """The state after the events before a position, by key."""
 
-    def __init__(self, ledger: Ledger, place: Place) -> None:
+    def __init__(self, ledger: Ledger, position: LedgerPosition) -> None:
         self._ledger = ledger
-        self._place = place
+        self._position = position
 
     def get(self, key: StateKey) -> EventId | None:
-        return self._ledger.get(key, self._place)
+        return self._ledger.get(key, self._position)
 
 
 class _Base:
@@ -335,16 +340,18 @@ class Resolution:
         for event_id in change.removed:
             self._remove(event_id)
         new = [
-            one for one in dict.fromkeys((*change.added, *change.passed)) if one not in self._walk
+            event_id
+            for event_id in dict.fromkeys((*change.added, *change.passed))
+            if event_id not in self._walk
         ]
         yield from self._read(new, source)
         self.full.update(change.added)
         self._walk.update(new)
         self._cited.update(
             cited
-            for one in new
-            if one in self._events
-            for cited in self._events[one].auth_event_ids
+            for event_id in new
+            if event_id in self._events
+            for cited in self._events[event_id].auth_event_ids
         )
         if not (grows and (yield from self._placed(new, source))):
             yield from self._order_anew(source)
@@ -357,7 +364,7 @@ class Resolution:
         self.full.discard(event_id)
         self._walk.discard(event_id)
         self._events.pop(event_id, None)
-        if event_id in self.ledger.places:
+        if event_id in self.ledger.positions:
             self.ledger.remove(event_id)
 
     def _read(self, event_ids: Iterable[EventId], source: EventSource) -> Steps[None]:
@@ -386,10 +393,11 @@ class Resolution:
         """
         if self._is_circular or not self._reached.isdisjoint(change.removed):
             return False
-        if any(one in self._walk and one not in self.full for one in change.added):
+        if any(event_id in self._walk and event_id not in self.full for event_id in change.added):
             return False
         return not any(
-            one in self._cited and one not in self._walk for one in (*change.added, *change.passed)
+            event_id in self._cited and event_id not in self._walk
+            for event_id in (*change.added, *change.passed)
         )
 
     def _placed(self, new: Collection[EventId], source: EventSource) -> Steps[bool]:
@@ -397,60 +405,62 @@ class Resolution:
 
         Return False if that is impossible and the events must be ordered again.
         """
-        found = self._newly_reached(new)
+        reached = self._newly_reached(new)
         pending = {
-            event_id for event_id in found if event_id in self.full and event_id in self._events
+            event_id for event_id in reached if event_id in self.full and event_id in self._events
         }
-        for event_id in found:
+        for event_id in reached:
             if event_id not in pending:
                 continue
             event = self._events[event_id]
             if not pending.isdisjoint(event.auth_event_ids):
                 return False  # they cite each other in a circle
             yield from self._power_key(event, source)
-            if event_id in self.ledger.places:  # it was among the rest
+            if event_id in self.ledger.positions:  # it was among the rest
                 self.ledger.remove(event_id)
-            self._place(event)
+            self._insert_by_power(event)
             pending.discard(event_id)
         return True
 
-    def _place(self, event: Event) -> None:
-        places = self.ledger.places
+    def _insert_by_power(self, event: Event) -> None:
+        positions = self.ledger.positions
         own, cited = (
             self._power_keys[event.event_id],
-            [places[one] for one in event.auth_event_ids if one in places],
+            [positions[cited_id] for cited_id in event.auth_event_ids if cited_id in positions],
         )
-        behind = self.ledger.after(
-            POWER, max((place for place in cited if place[0] == POWER), default=None)
+        later = self.ledger.after(
+            POWER, max((position for position in cited if position[0] == POWER), default=None)
         )
-        for one in behind:
-            if own < self._power_keys[one]:
-                self.ledger.insert(event, POWER, one)
+        for later_id in later:
+            if own < self._power_keys[later_id]:
+                self.ledger.insert(event, POWER, later_id)
                 return
         self.ledger.insert(event, POWER, None)
 
     def _newly_reached(self, new: Iterable[EventId]) -> list[EventId]:
         """Return the new power events and their reach, each after the events that it reaches."""
-        found: list[EventId] = []
+        reached: list[EventId] = []
         waiting = [
-            (one, False)
-            for one in new
-            if one in self.full and one in self._events and is_power_event(self._events[one])
+            (event_id, False)
+            for event_id in new
+            if event_id in self.full
+            and event_id in self._events
+            and is_power_event(self._events[event_id])
         ]
         while waiting:
             event_id, is_done = waiting.pop()
             if is_done:
-                found.append(event_id)
+                reached.append(event_id)
             elif event_id not in self._reached:
                 self._reached.add(event_id)
                 waiting.append((event_id, True))
                 event = self._events.get(event_id)
                 waiting += [
-                    (one, False)
-                    for one in (event.auth_event_ids if event is not None else ())
-                    if one in self._walk
+                    (cited_id, False)
+                    for cited_id in (event.auth_event_ids if event is not None else ())
+                    if cited_id in self._walk
                 ]
-        return found
+        return reached
 
     def _power_key(self, event: Event, source: EventSource) -> Steps[None]:
         """Compute the sort key of an event."""
@@ -463,20 +473,24 @@ class Resolution:
     def _order_anew(self, source: EventSource) -> Steps[None]:
         self._cited = {
             cited
-            for one in self._walk
-            if one in self._events
-            for cited in self._events[one].auth_event_ids
+            for event_id in self._walk
+            if event_id in self._events
+            for cited in self._events[event_id].auth_event_ids
         }
         yield False
         self._reached = set()
         self._newly_reached(self._walk)
         yield False
-        ordered = [one for one in self._reached if one in self.full and one in self._events]
+        ordered = [
+            event_id
+            for event_id in self._reached
+            if event_id in self.full and event_id in self._events
+        ]
         for event_id in ordered:
             yield from self._power_key(self._events[event_id], source)
         order: list[EventId] = []
         self._is_circular = yield from in_power_order(
-            {one: self._power_keys[one] for one in ordered}, self._events, order
+            {event_id: self._power_keys[event_id] for event_id in ordered}, self._events, order
         )
         yield from self._reorder(POWER, order)
 
@@ -490,25 +504,25 @@ class Resolution:
             if event_id not in members:
                 self.ledger.remove(event_id)
         kept = self.ledger.order(phase)
-        known = set(kept)
-        if kept != [one for one in order if one in known]:
+        in_order = set(kept)
+        if kept != [event_id for event_id in order if event_id in in_order]:
             for event_id in kept:
                 self.ledger.remove(event_id)
                 yield False
-            known = set()
-        following = iter([*(one for one in order if one in known), None])
+            in_order = set()
+        following = iter([*(event_id for event_id in order if event_id in in_order), None])
         before = next(following)
         for event_id in order:
             if event_id == before:
                 before = next(following)
                 continue
-            if event_id in self.ledger.places:  # in the other phase
+            if event_id in self.ledger.positions:  # in the other phase
                 self.ledger.remove(event_id)
             self.ledger.insert(self._events[event_id], phase, before)
             yield False
 
     def _order_the_rest(self, source: EventSource) -> Steps[None]:
-        rest = [one for one in self.full - self._reached if one in self._events]
+        rest = [event_id for event_id in self.full - self._reached if event_id in self._events]
         order: list[EventId] = []
         if rest:
             newest = self.ledger.value(POWER_LEVELS) or (yield from self._base_power_levels(source))
@@ -516,11 +530,11 @@ class Resolution:
         yield from self._reorder(MAINLINE, order)
 
     def _base_power_levels(self, source: EventSource) -> Steps[EventId | None]:
-        found = source.base(POWER_LEVELS)
+        event_id = source.base(POWER_LEVELS)
         while source.lacking:
             yield True
-            found = source.base(POWER_LEVELS)
-        return found
+            event_id = source.base(POWER_LEVELS)
+        return event_id
 
     def _mainline_order(
         self, rest: Collection[EventId], newest: EventId | None, source: EventSource
@@ -542,10 +556,10 @@ class Resolution:
         def parent(event: Event) -> EventId | None:
             if event.event_id in self._parents:
                 return self._parents[event.event_id]
-            found = power_parent(event, source.event)
+            parent_id = power_parent(event, source.event)
             if not source.lacking:
-                self._parents[event.event_id] = found
-            return found
+                self._parents[event.event_id] = parent_id
+            return parent_id
 
         return Mainline(newest, source.event, parent)
 

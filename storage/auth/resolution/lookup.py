@@ -44,8 +44,8 @@ def cited(event: Event, key: StateKey, lookup: Lookup) -> Event | None:
 
 def power_parent(event: Event, lookup: Lookup) -> EventId | None:
     """Return the id of the power levels event among the auth events of an event."""
-    found = cited(event, POWER_LEVELS, lookup)
-    return None if found is None else found.event_id
+    power_levels = cited(event, POWER_LEVELS, lookup)
+    return None if power_levels is None else power_levels.event_id
 
 
 def create_cited(event: Event, lookup: Lookup) -> Event | None:

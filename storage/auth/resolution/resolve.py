@@ -64,55 +64,57 @@ def needed_events(
     on `events` equals the result on all stored events of the room.
     """
     version = version_of(room_version)
-    asked = RecordingLookup(events, absent)
+    lookup = RecordingLookup(events, absent)
     if version.state_resolution == "v1":
-        _judged_by(set().union(*conflicted.values()), unconflicted, asked, with_auth_events=False)
-        return asked.missing
+        _read_checked(
+            set().union(*conflicted.values()), unconflicted, lookup, with_auth_events=False
+        )
+        return lookup.missing
     if conflicted_subgraph is None and version.state_resolution == "v2.1":
-        conflicted_subgraph = _subgraph(set().union(*conflicted.values()), events, asked)
-        if asked.missing:
-            return asked.missing
+        conflicted_subgraph = _subgraph(set().union(*conflicted.values()), events, lookup)
+        if lookup.missing:
+            return lookup.missing
     conflict = conflict_of(version, unconflicted, conflicted, auth_difference, conflicted_subgraph)
-    _judged_by(conflict.full, conflict.base, asked, with_auth_events=True)
+    _read_checked(conflict.full, conflict.base, lookup, with_auth_events=True)
     if conflict.base.get(POWER_LEVELS) is not None:
-        asked(conflict.base[POWER_LEVELS])
-    power_phase_events(conflict, asked)
-    if not asked.missing:
-        decided, judged = power_phase(conflict, asked, rejected)
-        remaining_order(conflict, decided, judged, asked)
-    return asked.missing
+        lookup(conflict.base[POWER_LEVELS])
+    power_phase_events(conflict, lookup)
+    if not lookup.missing:
+        decided, checked = power_phase(conflict, lookup, rejected)
+        remaining_order(conflict, decided, checked, lookup)
+    return lookup.missing
 
 
 def _subgraph(
-    conflicted: AbstractSet[EventId], events: Events, asked: RecordingLookup
+    conflicted: AbstractSet[EventId], events: Events, lookup: RecordingLookup
 ) -> set[EventId]:
     """Return the conflicted state subgraph, and look up every event that the search reads."""
     for event_id in conflicted | v2.auth_chain(conflicted, events):
-        asked(event_id)
+        lookup(event_id)
     return v2.conflicted_subgraph(conflicted, events)
 
 
-def _judged_by(
+def _read_checked(
     event_ids: AbstractSet[EventId],
     base: StateMap,
-    asked: RecordingLookup,
+    lookup: RecordingLookup,
     *,
     with_auth_events: bool,
 ) -> None:
     """Look up events, the events they cite, and the state under the keys they need."""
     for event_id in event_ids:
-        event = asked(event_id)
+        event = lookup(event_id)
         if event is None:
             continue
         for key in keys_needed(event):
             state_id = base.get(key)
             if state_id is not None:
-                asked(state_id)
+                lookup(state_id)
         if with_auth_events:
             for cited_id in event.auth_event_ids:
-                asked(cited_id)
+                lookup(cited_id)
             if event.room_version.create_room_id:
-                asked(create_id_of(event.room_id))
+                lookup(create_id_of(event.room_id))
 
 
 def resolve(

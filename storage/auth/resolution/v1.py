@@ -36,12 +36,12 @@ def resolve_v1(
     each checked event: the first event of a chain is not checked.
     """
     decided = {key: event_id for key, (event_id, *others) in conflicted.items() if not others}
-    held = {
+    ordered = {
         key: _ordered(event_ids, lookup)
         for key, event_ids in conflicted.items()
         if len(event_ids) > 1
     }
-    left = {key: events for key, events in held.items() if events}
+    left = {key: events for key, events in ordered.items() if events}
     for phase in _PHASES:
         keys = [key for key in left if key[0] == phase]
         decided |= {
@@ -81,9 +81,9 @@ class StateSoFar(NamedTuple):
         auth_state: dict[StateKey, Event] = {}
         for key in keys_needed(event):
             state_id = self.decided.get(key) or self.unconflicted.get(key)
-            found = placed.get(key) or (None if state_id is None else self.lookup(state_id))
-            if found is not None:
-                auth_state[key] = found
+            state_event = placed.get(key) or (None if state_id is None else self.lookup(state_id))
+            if state_event is not None:
+                auth_state[key] = state_event
             elif state_id is not None:
                 return None
         return auth_state

@@ -94,10 +94,10 @@ def auth_state_for(
         if state_id is None:
             lacking.append(key)
             continue
-        found = lookup(state_id)
-        if found is None:
+        state_event = lookup(state_id)
+        if state_event is None:
             return None
-        auth_state[key] = found
+        auth_state[key] = state_event
     if not lacking:
         return auth_state
     own, complete = _own_auth_state(event, lookup, rejected)
@@ -185,22 +185,22 @@ class Mainline:
         It is that of the closest ancestor by power levels that is in the mainline.
         """
         walked: dict[EventId, None] = {}  # the event's chain, newest first
-        ahead = self._parent_of(event)
+        ancestor = self._parent_of(event)
         # the event cites no power levels, or there is no mainline
-        if ahead is None or (self._next is None and not self._grown):
+        if ancestor is None or (self._next is None and not self._grown):
             return inf
         while True:
-            if ahead is not None:
-                if ahead in self._positions:
-                    return self._remember(walked, self._positions[ahead], until=None)
-                walked[ahead] = None
-                ahead = self._parent(ahead)
-                if ahead in walked:  # power levels that cite each other in a circle
-                    ahead = None
+            if ancestor is not None:
+                if ancestor in self._positions:
+                    return self._remember(walked, self._positions[ancestor], until=None)
+                walked[ancestor] = None
+                ancestor = self._parent(ancestor)
+                if ancestor in walked:  # power levels that cite each other in a circle
+                    ancestor = None
             grown = self._grow()
             if grown is not None and grown in walked:
                 return self._remember(walked, self._positions[grown], until=grown)
-            if grown is None and ahead is None:
+            if grown is None and ancestor is None:
                 return self._remember(walked, inf, until=None)
 
     def _parent(self, event_id: EventId) -> EventId | None:
@@ -358,13 +358,13 @@ def is_power_event(event: Event) -> bool:
 
 def power_phase_events(conflict: ConflictedEvents, lookup: Lookup) -> set[EventId]:
     """Return X: the power events of the full conflicted set, and their chains within the set."""
-    found = {
+    power_events = {
         event_id
         for event_id in conflict.full
         if (event := lookup(event_id)) is not None and is_power_event(event)
     }
-    seen = set(found)
-    waiting = list(found)
+    seen = set(power_events)
+    waiting = list(power_events)
     while waiting:
         event = lookup(waiting.pop())
         for cited_id in () if event is None else event.auth_event_ids:
@@ -381,15 +381,15 @@ def power_phase(
     observe: Observe | None = None,
 ) -> tuple[dict[StateKey, EventId], set[EventId]]:
     """Run steps 1 and 2: return the values that the power events decide, and the checked events."""
-    judged = power_phase_events(conflict, lookup)
+    checked = power_phase_events(conflict, lookup)
     decided: dict[StateKey, EventId] = {}
-    order = reverse_topological_power_order(judged, lookup)
+    order = reverse_topological_power_order(checked, lookup)
     iterate(order, decided, conflict.base, lookup, rejected, observe=observe)
-    return decided, judged
+    return decided, checked
 
 
 def remaining_order(
-    conflict: ConflictedEvents, decided: StateMap, judged: AbstractSet[EventId], lookup: Lookup
+    conflict: ConflictedEvents, decided: StateMap, checked: AbstractSet[EventId], lookup: Lookup
 ) -> list[EventId]:
     """Return the order of step 3.
 
@@ -398,7 +398,7 @@ def remaining_order(
     remaining = [
         event
         for event_id in conflict.full
-        if event_id not in judged and (event := lookup(event_id)) is not None
+        if event_id not in checked and (event := lookup(event_id)) is not None
     ]
     newest = decided.get(POWER_LEVELS) or conflict.base.get(POWER_LEVELS)
     return mainline_order(remaining, newest, lookup)
@@ -412,8 +412,8 @@ def resolve_v2(
     observe: Observe | None = None,
 ) -> dict[StateKey, EventId]:
     """Run steps 1 to 5: return the values of the keys outside the unconflicted state."""
-    decided, judged = power_phase(conflict, lookup, rejected, observe)
-    order = remaining_order(conflict, decided, judged, lookup)
+    decided, checked = power_phase(conflict, lookup, rejected, observe)
+    order = remaining_order(conflict, decided, checked, lookup)
     iterate(order, decided, conflict.base, lookup, rejected, observe=observe)
     return {key: event_id for key, event_id in decided.items() if unconflicted.get(key) is None}
 
@@ -484,17 +484,17 @@ def auth_difference(state_sets: Iterable[Collection[EventId]], events: Events) -
 def conflicted_subgraph(conflicted: Collection[EventId], events: Events) -> set[EventId]:
     """Return the events on all `auth_events` paths between conflicted events, both included."""
     starts = set(conflicted)
-    below = auth_chain(starts, events)
+    ancestors = auth_chain(starts, events)
     citing: dict[EventId, list[EventId]] = {}
-    for event_id in below | starts:
+    for event_id in ancestors | starts:
         event = events.get(event_id)
         for named in () if event is None else event.auth_event_ids:
             citing.setdefault(named, []).append(event_id)
-    above: set[EventId] = set()
+    descendants: set[EventId] = set()
     waiting = list(starts)
     while waiting:
         for event_id in citing.get(waiting.pop(), ()):
-            if event_id not in above:
-                above.add(event_id)
+            if event_id not in descendants:
+                descendants.add(event_id)
                 waiting.append(event_id)
-    return (above & below) | (above & starts) | (below & starts)
+    return (descendants & ancestors) | (descendants & starts) | (ancestors & starts)

@@ -236,8 +236,10 @@ def _entries(graph: AuthGraph, placed: set[int]) -> dict[int, ChainEntry]:
         if nid in placed:
             entry = _enter(graph, nid, entries, chains)
             entries[nid] = entry
-            known = None if entry.place.sequence_number == 1 else chains[entry.place.chain_nid]
-            chains[entry.place.chain_nid] = extended(known, entry)
+            known = (
+                None if entry.position.sequence_number == 1 else chains[entry.position.chain_nid]
+            )
+            chains[entry.position.chain_nid] = extended(known, entry)
     return entries
 
 
@@ -250,11 +252,11 @@ def _enter(
     row = graph.rows[nid]
     rows = [graph.rows[auth] for auth in row.auth_events if auth in entries]
     parents = [
-        ChainParent(auth.event_nid, entries[auth.event_nid].place, auth.auth_events)
+        ChainParent(auth.event_nid, entries[auth.event_nid].position, auth.auth_events)
         for auth in rows
     ]
     own: list[ChainPosition] = [
-        entries[auth.event_nid].place for auth in rows if auth.state_key_nid == row.state_key_nid
+        entries[auth.event_nid].position for auth in rows if auth.state_key_nid == row.state_key_nid
     ]
     predecessor = max(own, default=None)
     chain = None if predecessor is None else chains[predecessor.chain_nid]

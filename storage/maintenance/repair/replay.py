@@ -125,7 +125,7 @@ def new_caches() -> WriterCaches:
 async def stored_room(conn: Connection, room_id: str) -> RoomRow:
     change_set = ChangeSet(new_caches(), NidBlocks(), "")
     await load(conn, change_set, MissingData("rooms", [room_id]))
-    row = change_set.rooms.known[room_id]
+    row = change_set.rooms.rows[room_id]
     if row is None:
         raise StorageCorrupt("a locked room is gone", room_id=room_id)
     return row
@@ -365,7 +365,7 @@ class VisibilityReplay(ChangeSet):
             self.events.rows,
             self.events.row_ids,
             self.events.parsed,
-            self.answers.known,
+            self.answers.results,
         ):
             known.clear()
 
@@ -503,7 +503,7 @@ def _decide(
             changes, change_set.names.state_key_name(row.state_key_nid or 0)[1], row.order
         )
     number = audience.of_event(changes, row, before, after)
-    audience.note_place(changes, number, row.order)
+    audience.note_out_of_range(changes, number, row.order)
     return number
 
 

@@ -10,7 +10,7 @@ from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose, fill
 from storage.errors import InvalidEvent, StorageCorrupt, UnknownRoom
-from storage.event import ROOM_VERSIONS, Event, glance, parse
+from storage.event import ROOM_VERSIONS, Event, parse, peek
 from storage.ids import EventId, RoomId, StateKey
 from storage.maintenance.censor import AS_RECEIVED
 from storage.maintenance.room_states import RoomStates
@@ -485,7 +485,7 @@ def version_of_id(raw: bytes, event_id: str) -> str | None:
 
 def said_version(raw: bytes) -> str | None:
     """Return the room version in a create event's content; None where it is not a string."""
-    content = (glance(raw) or {}).get("content")
+    content = (peek(raw) or {}).get("content")
     version = content.get("room_version", "1") if isinstance(content, dict) else "1"
     return version if is_text(version) else None
 

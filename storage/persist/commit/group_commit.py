@@ -29,7 +29,7 @@ from storage.event import Event
 from storage.observability.opentelemetry import tracing
 from storage.persist.commit.publish import absorb
 from storage.persist.commit.requests import AppendRequest, WriteBatch
-from storage.persist.commit.retry import EVENTS_AHEAD, OutcomeUnknown, Part, WriteAttempts
+from storage.persist.commit.retry import EVENTS_PER_LOAD, OutcomeUnknown, Part, WriteAttempts
 from storage.persist.load.on_demand import load, tells_of
 from storage.persist.load.prefetch import Load
 from storage.persist.model.caches import WriterCaches
@@ -135,7 +135,7 @@ class SlowRooms:
             self._wake()
 
     async def _do(self, request: AppendRequest) -> None:
-        while not request.is_over:
+        while not request.is_finished:
             while self._pipeline.has_to_do_with(request):  # noqa: ASYNC110  # the end of any batch may be the awaited one
                 await asyncio.sleep(SLOW_ROOM_SLICE_SECONDS)
             failures = self._pipeline.failures
@@ -146,14 +146,14 @@ class SlowRooms:
     # Rows that are read later are guarded by the version of now, even if the caches drop the room.
     async def _planned(self, request: AppendRequest, part: Sequence[AnyEvent]) -> WriteBatch:
         batch = self._attempts.plan()
-        batch.is_aside = True
+        batch.is_of_slow_room = True
         batch.change_set.time_slice = TimeSlice(
             SLOW_ROOM_SLICE_SECONDS, rest=SLOW_ROOM_SLICE_SECONDS
         )
         for room_id in request.rooms:
             room = self._attempts.caches.rooms.get(room_id)
             if room is not None:
-                batch.change_set.rooms.known[room_id] = room
+                batch.change_set.rooms.rows[room_id] = room
         try:
             await self._attempts.extend(batch, [(request, part)], self._load, assume_new=False)
         except Exception as error:  # noqa: BLE001  # any error: the slow path finds out which append it belongs to
@@ -161,16 +161,16 @@ class SlowRooms:
         return batch
 
 
-def share_new_names(one: ChangeSet, other: ChangeSet) -> bool:
+def share_new_names(change_set: ChangeSet, other: ChangeSet) -> bool:
     """Return whether both change sets allocate a nid for the same name."""
     return not (
-        one.names.new_principals.keys().isdisjoint(other.names.new_principals)
-        and one.names.new_types.keys().isdisjoint(other.names.new_types)
-        and one.names.new_state_keys.keys().isdisjoint(other.names.new_state_keys)
+        change_set.names.new_principals.keys().isdisjoint(other.names.new_principals)
+        and change_set.names.new_types.keys().isdisjoint(other.names.new_types)
+        and change_set.names.new_state_keys.keys().isdisjoint(other.names.new_state_keys)
     )
 
 
-def has_known_names(change_set: ChangeSet) -> bool:
+def has_written_names(change_set: ChangeSet) -> bool:
     """Return whether a new name of the change set has received a nid by now."""
     names = change_set.caches.names
     return not (
@@ -228,7 +228,9 @@ async def _serve_parts(
 ) -> None:
     """Serve the next ``count`` events, which were refused with ``error``, in two halves."""
     reason = refused_row(error)
-    events = [one.event for one in request.rest[:count] if isinstance(one, IncomingEvent)]
+    events = [
+        incoming.event for incoming in request.rest[:count] if isinstance(incoming, IncomingEvent)
+    ]
     if reason is None or len(events) < count:
         request.fail(error)
     elif count == 1:
@@ -236,7 +238,7 @@ async def _serve_parts(
         request.answer([_unwritable(events[0], reason)])
     else:
         for half in (count // 2, count - count // 2):
-            if request.is_over:
+            if request.is_finished:
                 return
             refused = await _error(attempts, [(request, request.rest[:half])])
             if refused is not None:
@@ -303,14 +305,14 @@ class Writer:
         self._removed: list[Removed | None] = []
         self._batch_max = config.writer_batch_max
         self._events = 0  # total of the appends in hand
-        self._lane = SlowRooms(self._attempts, self._load_aside, self, self._wake.set)
-        self._aside: deque[WriteBatch] = deque()  # plans of slow rooms, ready to send
-        self._mending: WriteBatch | None = None
+        self._slow_rooms = SlowRooms(self._attempts, self._load_for_slow_room, self, self._wake.set)
+        self._slow_batches: deque[WriteBatch] = deque()  # plans of slow rooms, ready to send
+        self._recovering: WriteBatch | None = None
         self.failures: int = 0
         """Number of failed writes, deletions and restarts. They invalidate plans of slow rooms."""
         self._planning = False  # while True, self._next must not be sent
         self._requests: set[AppendRequest] = set()
-        streams.feed.subscribe(self._told)
+        streams.feed.subscribe(self._on_stream_rows)
         streams.on_restart(self._restart)
 
     def start(self) -> None:
@@ -330,7 +332,7 @@ class Writer:
                 await self._task
         finally:
             self._task = None
-            await self._lane.close()
+            await self._slow_rooms.close()
 
     async def append(
         self, incoming: Sequence[AnyEvent], queued: Callable[[], None] = lambda: None
@@ -348,10 +350,10 @@ class Writer:
             self._room.release()
             raise StorageClosed("writer")
         future: asyncio.Future[list[AppendResult]] = asyncio.get_running_loop().create_future()
-        request = AppendRequest(incoming, future, self._over, caller=tracing.caller())
+        request = AppendRequest(incoming, future, self._finished, caller=tracing.caller())
         self._requests.add(request)
-        if self._lane.takes(request):
-            self._lane.add(request)
+        if self._slow_rooms.takes(request):
+            self._slow_rooms.add(request)
         else:
             self._queue.append(request)
         self._wake.set()
@@ -360,7 +362,7 @@ class Writer:
         queued()
         return await future
 
-    def _over(self, request: AppendRequest) -> None:
+    def _finished(self, request: AppendRequest) -> None:
         """Make room for another append. A cancelled caller alone does not make any."""
         self._requests.discard(request)
         self.in_hand -= 1
@@ -375,7 +377,7 @@ class Writer:
     @property
     def queued(self) -> int:
         """Return the number of appends that are not planned completely."""
-        return len(self._queue) + len(self._lane)
+        return len(self._queue) + len(self._slow_rooms)
 
     async def _run(self) -> None:
         """Work until the end, and leave no append without a result, whatever ends it."""
@@ -390,11 +392,11 @@ class Writer:
     def _give_up(self) -> None:
         """Refuse later appends, drop all plans, and fail the appends without a result."""
         self._closed = True
-        self._lane.stop()
-        sent = [batch for batch in (self._sent, self._mending) if batch is not None]
+        self._slow_rooms.stop()
+        sent = [batch for batch in (self._sent, self._recovering) if batch is not None]
         self._next = None
         self._queue.clear()
-        self._give_up_aside()
+        self._drop_slow_batches()
         for request in list(self._requests):
             if request.answers or any(request in batch.answers for batch in sent):
                 request.fail(CommitUnknown("the writer was stopped during the write: repeat it"))
@@ -407,10 +409,12 @@ class Writer:
             if self._writing is not None and self._writing.done():
                 self._writing.result()  # raises a defect; a failed write is noted in its batch
             if (failed := self._failed()) is not None:
-                await self._landed()
-                await self._mend(self._failed() or failed)
+                await self._write_finished()
+                await self._recover(self._failed() or failed)
             elif (batch := self._taken()) is not None:
-                self._writing = asyncio.create_task(self._write_ahead(batch), name="storage-writer")
+                self._writing = asyncio.create_task(
+                    self._write_batches(batch), name="storage-writer"
+                )
                 await self._others(bool(self._queue))  # start the write before planning more
             elif self._queue and (self._next is None or self._next.size < self._batch_max):
                 self._planning = True
@@ -418,7 +422,7 @@ class Writer:
                 self._planning = False
                 # The answer to the write can arrive while the event loop is yielded.
                 await self._others(bool(self._queue or self._sent))
-            elif self._closed and self._sent is None and not self._lane:
+            elif self._closed and self._sent is None and not self._slow_rooms:
                 return
             else:
                 await self._wake.wait()
@@ -429,12 +433,12 @@ class Writer:
         if there_is_more:
             await asyncio.sleep(0)
 
-    def _told(self, advance: Advance) -> None:
+    def _on_stream_rows(self, advance: Advance) -> None:
         """Note a deletion that may concern cached rows, and a new dictionary."""
         if advance.stream_name != "caches":
             return
-        for fact in advance.rows:
-            name, key = fact.row[:2]
+        for stream_row in advance.rows:
+            name, key = stream_row.row[:2]
             if name == REMOVED and key is not None:
                 self._removed.append(Removed.of(key))
             elif name == "events" and key is None:
@@ -445,7 +449,7 @@ class Writer:
     def _restart(self, _: Restart) -> None:
         """Handle a new database. It is unknown which earlier writes the new database has."""
         self._removed = [None]
-        self._give_up_aside()
+        self._drop_slow_batches()
         for request in list(self._requests):
             if request.answers:
                 request.fail(
@@ -461,11 +465,11 @@ class Writer:
         Call it only with nothing planned or being written: `absorb` would cache rows again that a
         plan has read before the deletion.
         """
-        told, self._removed = self._removed, []
-        self._give_up_aside()
-        if None in told:
+        removals, self._removed = self._removed, []
+        self._drop_slow_batches()
+        if None in removals:
             self.caches.forget()
-        for removed in told:
+        for removed in removals:
             if removed is not None:
                 self.caches.remove(removed)
 
@@ -475,7 +479,7 @@ class Writer:
     async def _plan(self) -> None:
         """Plan the next events on top of the batch being written."""
         if self._removed and self._next is None:
-            await self._landed()
+            await self._write_finished()
             if self._sent is None:
                 self._forget_removed()
             return
@@ -484,17 +488,24 @@ class Writer:
         parts = self._gather(min(self._stretch, left), whole=min(BATCH_EVENTS_MAX, left))
         starts = [(request, request.planned - len(part), part) for request, part in parts]
         named = [
-            one
+            event
             for request, at, part in starts
-            for one in (part if at % EVENTS_AHEAD else request.incoming[at : at + EVENTS_AHEAD])
+            for event in (
+                part if at % EVENTS_PER_LOAD else request.incoming[at : at + EVENTS_PER_LOAD]
+            )
         ]
         try:
             await self._attempts.extend(
-                self._next, parts, self._load, named=named, assume_new=True, aside=self._lane
+                self._next,
+                parts,
+                self._load,
+                named=named,
+                assume_new=True,
+                slow_rooms=self._slow_rooms,
             )
         except Exception as error:  # noqa: BLE001  # any error: the slow path finds out which append it belongs to
             self._next.error = error
-            await self._landed()
+            await self._write_finished()
 
     def _gather(self, most: int, *, whole: int) -> list[Part]:
         """Take the next events from the queue.
@@ -505,8 +516,8 @@ class Writer:
         parts: list[Part] = []
         while self._queue and most > 0:
             request = self._queue[0]
-            if self._lane.takes(request):
-                self._lane.add(self._queue.popleft())
+            if self._slow_rooms.takes(request):
+                self._slow_rooms.add(self._queue.popleft())
                 continue
             part = request.incoming[request.planned :]
             if len(part) <= most or (not parts and len(part) <= whole):
@@ -524,7 +535,7 @@ class Writer:
         """Return whether the main queue or a batch has an append that shares a room."""
         planned = (
             other
-            for batch in (self._next, self._sent, self._mending)
+            for batch in (self._next, self._sent, self._recovering)
             if batch is not None
             for other in batch.answers
         )
@@ -535,18 +546,18 @@ class Writer:
 
         A plan that is out of date is dropped without an error. The caller makes it again.
         """
-        batch.over = asyncio.Event()
-        self._aside.append(batch)
+        batch.finished = asyncio.Event()
+        self._slow_batches.append(batch)
         self._wake.set()
-        await batch.over.wait()
+        await batch.finished.wait()
 
-    def _give_up_aside(self) -> None:
+    def _drop_slow_batches(self) -> None:
         """Drop all plans of the slow rooms, which are then made again."""
         self.failures += 1
-        while self._aside:
-            _set_over(self._aside.popleft())
+        while self._slow_batches:
+            _set_finished(self._slow_batches.popleft())
 
-    async def _load_aside(self, change_set: ChangeSet, needs: MissingData) -> None:
+    async def _load_for_slow_room(self, change_set: ChangeSet, needs: MissingData) -> None:
         """Load data for the slow rooms. A concurrent write concerns other rooms only."""
         async with self._database.connection() as conn:
             await load(conn, change_set, needs)
@@ -559,7 +570,7 @@ class Writer:
         first.
         """
         if self._sent is not None and not tells_of(needs, self._sent.change_set):
-            await self._landed()
+            await self._write_finished()
         if self._sent is not None and self._sent.error is not None:
             raise _BaseNotWritten
         async with self._database.connection() as conn:
@@ -589,7 +600,7 @@ class Writer:
 
         From here on, planning assumes that the batch commits.
         """
-        batch = self._taken_aside()
+        batch = self._taken_slow_batch()
         if batch is None:
             if not self._may_send():
                 return None
@@ -599,26 +610,26 @@ class Writer:
             absorb(self.caches, batch.change_set)
         return batch
 
-    def _taken_aside(self) -> WriteBatch | None:
+    def _taken_slow_batch(self) -> WriteBatch | None:
         """Return a plan of the slow rooms that may be written now."""
         if (
             self._sent is not None
             or self._planning
-            or not self._aside
-            or self._aside[0].error is not None
+            or not self._slow_batches
+            or self._slow_batches[0].error is not None
         ):
             return None
-        batch = self._aside.popleft()
+        batch = self._slow_batches.popleft()
         if (
             batch.connection_generation != self._database.connection_generation
-            or has_known_names(batch.change_set)
+            or has_written_names(batch.change_set)
             or (self._next is not None and share_new_names(batch.change_set, self._next.change_set))
         ):
-            _set_over(batch)
+            _set_finished(batch)
             return None
         return batch
 
-    async def _write_ahead(self, batch: WriteBatch | None) -> None:
+    async def _write_batches(self, batch: WriteBatch | None) -> None:
         """Write a batch, then each batch that is ready by then.
 
         The next batch is sent before the callers of the last one can queue more appends.
@@ -631,12 +642,12 @@ class Writer:
                     batch.error = error
                 else:
                     self._sent = None
-                    _set_over(batch)
+                    _set_finished(batch)
                 batch = self._taken()
         finally:
             self._wake.set()
 
-    async def _landed(self) -> None:
+    async def _write_finished(self) -> None:
         """Wait until the running write has succeeded or failed."""
         if self._writing is not None:
             await self._writing
@@ -645,16 +656,18 @@ class Writer:
         return next(
             (
                 batch
-                for batch in (self._sent, self._next, *self._aside)
+                for batch in (self._sent, self._next, *self._slow_batches)
                 if batch is not None and batch.error is not None
             ),
             None,
         )
 
-    async def _mend(self, failed: WriteBatch) -> None:
+    async def _recover(self, failed: WriteBatch) -> None:
         """Undo a failed batch and the plans based on it, then serve it on the slow path."""
         again = [
-            request for request in failed.answers if failed.is_aside or request not in self._lane
+            request
+            for request in failed.answers
+            if failed.is_of_slow_room or request not in self._slow_rooms
         ]
         later = [
             request
@@ -662,30 +675,32 @@ class Writer:
             if request not in again
         ]
         if failed is self._sent:
-            self._give_up_aside()
-        if failed in self._aside:
-            self._aside.remove(failed)
+            self._drop_slow_batches()
+        if failed in self._slow_batches:
+            self._slow_batches.remove(failed)
         self._sent = self._next = None
-        self._mending = failed
+        self._recovering = failed
         for request in (*again, *later):
             request.planned = len(request.answers)
         waiting = dict.fromkeys((*later, *self._queue))
         self._queue = deque(
-            request for request in waiting if request not in again and request not in self._lane
+            request
+            for request in waiting
+            if request not in again and request not in self._slow_rooms
         )
         if not isinstance(failed.error, OutcomeUnknown):
             self._attempts.forget(failed)
-        is_first_attempt = failed.sent or isinstance(failed.error, OutcomeUnknown)
-        await serve(self._attempts, again, failed if is_first_attempt else None)
-        self._mending = None
+        counts_as_attempt = failed.sent or isinstance(failed.error, OutcomeUnknown)
+        await serve(self._attempts, again, failed if counts_as_attempt else None)
+        self._recovering = None
         self._queue.extendleft(
             request
             for request in reversed(again)
-            if not request.is_over and request not in self._lane
+            if not request.is_finished and request not in self._slow_rooms
         )
-        _set_over(failed)
+        _set_finished(failed)
 
 
-def _set_over(batch: WriteBatch) -> None:
-    if batch.over is not None:
-        batch.over.set()
+def _set_finished(batch: WriteBatch) -> None:
+    if batch.finished is not None:
+        batch.finished.set()

@@ -30,7 +30,7 @@ def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
     """Add a change set to the caches, before or after the commit."""
     placed = change_set.events.placed  # they have no position yet, or take another
     rows = [
-        row if row.event_nid in placed else _with_known_position(caches, row)
+        row if row.event_nid in placed else _with_stream_position(caches, row)
         for row in change_set.events.rows.values()
         if row is not None
     ]
@@ -45,10 +45,12 @@ def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
     caches.audiences.keep_all(change_set.visibility.audiences)
     caches.counts.update(change_set.states.counts)
     caches.places.keep_all(change_set.auth_graph.places)
-    caches.chains.update((nid, one.numbers()) for nid, one in change_set.auth_graph.chains.items())
+    caches.chains.update(
+        (nid, chain.numbers()) for nid, chain in change_set.auth_graph.chains.items()
+    )
     caches.closures.update(change_set.auth_graph.closures)
     caches.allowed.update(
-        (_interned(like), known) for like, known in change_set.auth_graph.allowed.items()
+        (_interned(like), authorised) for like, authorised in change_set.auth_graph.allowed.items()
     )
     for room_nid, records in change_set.states.records.items():
         caches.records.pop(room_nid, None)  # move to the end, as the newest
@@ -59,8 +61,8 @@ def absorb(caches: WriterCaches, change_set: ChangeSet) -> None:
             caches.missing.pop(event_id, None)
         else:
             caches.missing[event_id] = gap
-    for key, known in change_set.transactions.known.items():
-        caches.transactions[key] = known
+    for key, transaction in change_set.transactions.events.items():
+        caches.transactions[key] = transaction
         caches.devices[key.sender, key.device_id] = None
     _absorb_names(caches, change_set)
     _absorb_rooms(caches, change_set)
@@ -79,15 +81,17 @@ def _interned(like: CheckedLike) -> CheckedLike:
     return intern(sender), intern(event_type), interned_ids(auth_event_ids), intern(room_id)
 
 
-def _with_known_position(caches: WriterCaches, row: EventRow) -> EventRow:
+def _with_stream_position(caches: WriterCaches, row: EventRow) -> EventRow:
     """Return the row, with a stream position that became known after the row was read."""
     if row.stream_ordering is not None or row.outlier:
         return row
-    known = caches.rows.row(row.event_id)
-    return row if known is None or known.stream_ordering is None else row.at(known.stream_ordering)
+    cached = caches.rows.row(row.event_id)
+    return (
+        row if cached is None or cached.stream_ordering is None else row.at(cached.stream_ordering)
+    )
 
 
-def place(caches: WriterCaches, change_set: ChangeSet, positions: dict[int, int]) -> None:
+def set_positions(caches: WriterCaches, change_set: ChangeSet, positions: dict[int, int]) -> None:
     """Set the stream positions that the events of a committed change set received."""
     for nid, position in positions.items():
         row = caches.rows.row(change_set.events.row_ids.get(nid, ""))
@@ -103,11 +107,13 @@ def _absorb_names(caches: WriterCaches, change_set: ChangeSet) -> None:
     """
     is_written = change_set.has_changes
     caches.names.learn(
-        types=_known(change_set.names.types, () if is_written else change_set.names.new_types),
-        state_keys=_known(
+        types=_written_names(
+            change_set.names.types, () if is_written else change_set.names.new_types
+        ),
+        state_keys=_written_names(
             change_set.names.state_keys, () if is_written else change_set.names.new_state_keys
         ),
-        principals=_known(
+        principals=_written_names(
             change_set.names.principals, () if is_written else change_set.names.new_principals
         ),
     )
@@ -117,12 +123,14 @@ def _absorb_names(caches: WriterCaches, change_set: ChangeSet) -> None:
             caches.names.state_key_names[nid] = key
 
 
-def _known(names: Mapping[K, int | None], unwritten: Collection[K]) -> Iterator[tuple[K, int]]:
+def _written_names(
+    names: Mapping[K, int | None], unwritten: Collection[K]
+) -> Iterator[tuple[K, int]]:
     return ((name, nid) for name, nid in names.items() if nid is not None and name not in unwritten)
 
 
 def _absorb_rooms(caches: WriterCaches, change_set: ChangeSet) -> None:
-    for room_id, row in change_set.rooms.known.items():
+    for room_id, row in change_set.rooms.rows.items():
         if row is not None and row.write_version:
             caches.rooms[room_id] = row
     for room in change_set.rooms.room_changes.values():
@@ -147,7 +155,7 @@ def _absorb_rooms(caches: WriterCaches, change_set: ChangeSet) -> None:
 
 def publish(streams: Streams, change_set: ChangeSet, written: WriteResult) -> None:
     """Advance the streams to the committed positions."""
-    facts: dict[str, list[StreamRow]] = {
+    stream_rows: dict[str, list[StreamRow]] = {
         "caches": [StreamRow(at, streams.instance_name, row) for at, row in written.invalidations],
         "backfill": [],
         "events": [],
@@ -156,13 +164,13 @@ def publish(streams: Streams, change_set: ChangeSet, written: WriteResult) -> No
         event = change_set.events.parsed[nid]
         backfilled = change_set.events.row_of(nid).backfilled
         row = [event.event_id, event.room_id, event.type, event.state_key, event.redacts]
-        facts["backfill" if backfilled else "events"].append(
+        stream_rows["backfill" if backfilled else "events"].append(
             StreamRow(position, streams.instance_name, row)
         )
-    for name, told in facts.items():
-        if told:
-            told.sort(key=lambda fact: fact.stream_id)
-            streams.advance(name, streams.instance_name, told[-1].stream_id, told)
+    for name, new_rows in stream_rows.items():
+        if new_rows:
+            new_rows.sort(key=lambda stream_row: stream_row.stream_id)
+            streams.advance(name, streams.instance_name, new_rows[-1].stream_id, new_rows)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -190,19 +198,19 @@ def remembered_rooms(
 ) -> dict[str, RoomRow]:
     """Return the cached rooms of duplicates that nothing in this batch was loaded for."""
     return {
-        one.room_id: room
-        for one, answer in answered
+        event.room_id: room
+        for event, answer in answered
         if answer.outcome == "duplicate"
-        and isinstance(one, IncomingEvent)
+        and isinstance(event, IncomingEvent)
         and answer.event_id not in change_set.events.rows
-        and one.room_id not in change_set.rooms.known
-        and (room := change_set.caches.rooms.get(one.room_id)) is not None
+        and event.room_id not in change_set.rooms.rows
+        and (room := change_set.caches.rooms.get(event.room_id)) is not None
     }
 
 
 async def check_remembered(conn: Connection, rooms: Iterable[RoomRow]) -> None:
     """Raise `DatabaseConflict` if rows of one of these rooms were deleted since it was cached."""
-    columns = [(one.room_id, one.room_nid, one.removals) for one in rooms]
+    columns = [(room.room_id, room.room_nid, room.removals) for room in rooms]
     if not columns:
         return
     changed = await conn.fetchval(

@@ -17,12 +17,12 @@ class AppendRequest:
     """One append call.
 
     ``planned`` counts its events in plans. ``answers`` are the results of its written events.
-    ``on_over`` is called once, when it is finished. A cancelled caller does not finish it.
+    ``on_finished`` is called once, when it is finished. A cancelled caller does not finish it.
     """
 
     incoming: Sequence[AnyEvent]
     future: asyncio.Future[list[AppendResult]]
-    on_over: Callable[["AppendRequest"], None]
+    on_finished: Callable[["AppendRequest"], None]
     planned: int = 0
     answers: list[AppendResult] = field(default_factory=list)
     failed: bool = False
@@ -33,7 +33,7 @@ class AppendRequest:
     rooms: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rooms = frozenset([one.room_id for one in self.incoming])
+        self.rooms = frozenset([event.room_id for event in self.incoming])
 
     @property
     def rest(self) -> Sequence[AnyEvent]:
@@ -41,26 +41,26 @@ class AppendRequest:
         return self.incoming[len(self.answers) :]
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         return self.failed or len(self.answers) == len(self.incoming)
 
     def answer(self, answers: Iterable[AppendResult]) -> None:
         """Add the results of written events. Resolve the future once all are there."""
-        was_over = self.is_over
+        was_finished = self.is_finished
         self.answers.extend(answers)
-        if not self.is_over:
+        if not self.is_finished:
             return
         if not self.future.done():
             self.future.set_result(self.answers)
-        if not was_over:
-            self.on_over(self)
+        if not was_finished:
+            self.on_finished(self)
 
     def fail(self, error: Exception) -> None:
-        was_over, self.failed = self.is_over, True
+        was_finished, self.failed = self.is_finished, True
         if not self.future.done():
             self.future.set_exception(error)
-        if not was_over:
-            self.on_over(self)
+        if not was_finished:
+            self.on_finished(self)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,9 +82,9 @@ class WriteBatch:
     """
     sent: bool = False
     error: Exception | None = None
-    is_aside: bool = False
+    is_of_slow_room: bool = False
     """Whether it is a plan of the slow rooms (`storage.persist.commit.group_commit`)."""
-    over: asyncio.Event | None = None
+    finished: asyncio.Event | None = None
     """Set once the plan is written or dropped. Only for plans of the slow rooms."""
 
     def forget(self, request: AppendRequest) -> None:
@@ -96,7 +96,7 @@ class WriteBatch:
         """Return the results to the callers, with the stream positions of the events."""
         for request, answers in self.answers.items():
             request.answer(
-                [_positioned(self.change_set, caches, one, positions) for one in answers]
+                [_positioned(self.change_set, caches, answer, positions) for answer in answers]
             )
 
 

@@ -12,8 +12,9 @@ Planning itself may fail when cached rows do not match rows that were just read.
 `StalePlan` where it finds out, or any error. An error is therefore final only if the plan was made
 under the locks with empty caches.
 
-If the connection is lost during a write, one of its events is looked up (`WriteAttempts._look_up`).
-A write is one statement, so one stored event proves that all are stored.
+If the connection is lost during a write, one of its events is looked up
+(`WriteAttempts._find_committed`). A write is one statement, so one stored event proves that all are
+stored.
 """
 
 import asyncio
@@ -31,9 +32,9 @@ from storage.persist.commit.publish import (
     absorb,
     arrival_ms,
     check_remembered,
-    place,
     publish,
     remembered_rooms,
+    set_positions,
 )
 from storage.persist.commit.requests import AppendRequest, WriteBatch
 from storage.persist.load.on_demand import load
@@ -71,7 +72,7 @@ WHERE e.event_id = w.event_id
 """
 
 ROUNDS_MAX: Final = 10_000  # per event; a state resolution takes some dozens
-EVENTS_AHEAD: Final = 512
+EVENTS_PER_LOAD: Final = 512
 """Events whose data is loaded at once: some milliseconds of the event loop."""
 
 Part = tuple[AppendRequest, Sequence[AnyEvent]]
@@ -151,7 +152,7 @@ class WriteAttempts:
         self.caches.forget()
         self.caches.knows_dictionary = False
 
-    def _check_era(self, batch: WriteBatch) -> None:
+    def _check_generation(self, batch: WriteBatch) -> None:
         """Raise `DatabaseReplaced` if the plan was made on an earlier database."""
         if batch.connection_generation != self._database.connection_generation:
             raise self._database.guard.error()
@@ -163,39 +164,39 @@ class WriteAttempts:
         load_needs: Load,
         *,
         assume_new: bool,
-        aside: SlowRoomQueue | None = None,
+        slow_rooms: SlowRoomQueue | None = None,
         named: Sequence[AnyEvent] = (),
     ) -> None:
-        """Load the data that the events refer to, then plan them, `EVENTS_AHEAD` at a time.
+        """Load the data that the events refer to, then plan them, `EVENTS_PER_LOAD` at a time.
 
-        ``named`` are these events and later ones, whose data is loaded with theirs. ``aside`` takes
-        the remaining events of an append whose room turns out to be heavy. Raise `OutcomeUnknown`
-        if an assumption has to be checked before there are results.
+        ``named`` are these events and later ones, whose data is loaded with theirs. ``slow_rooms``
+        takes the remaining events of an append whose room turns out to be heavy. Raise
+        `OutcomeUnknown` if an assumption has to be checked before there are results.
         """
         for request, _ in parts:
             batch.answers.setdefault(request, [])
         try:
             for step in _in_steps(parts):
-                ahead = named or [one for _, part in step for one in part]
+                upcoming = named or [event for _, part in step for event in part]
                 await self._extend(
-                    batch, step, load_needs, aside, named=ahead, assume_new=assume_new
+                    batch, step, load_needs, slow_rooms, named=upcoming, assume_new=assume_new
                 )
         except Exception:
-            self._check_era(batch)  # the caches may have been cleared meanwhile
+            self._check_generation(batch)  # the caches may have been cleared meanwhile
             raise
-        self._check_era(batch)
+        self._check_generation(batch)
 
     async def _extend(
         self,
         batch: WriteBatch,
         parts: Sequence[Part],
         load_needs: Load,
-        aside: SlowRoomQueue | None,
+        slow_rooms: SlowRoomQueue | None,
         *,
         named: Sequence[AnyEvent],
         assume_new: bool,
     ) -> None:
-        ahead = await prefetch(
+        pending = await prefetch(
             load_needs,
             batch.change_set,
             named,
@@ -204,15 +205,23 @@ class WriteAttempts:
         batch.change_set.time_slice.begin()
         try:
             for request, part in parts:
-                if aside is not None and aside.takes(request):
-                    aside.add(request)
+                if slow_rooms is not None and slow_rooms.takes(request):
+                    slow_rooms.add(request)
                     batch.forget(request)
                     continue
-                least = SLOW_ROOM_EVENTS_MIN if batch.is_aside else None if aside is None else 0
-                answers = await _planned(batch.change_set, part, load_needs, ahead, least=least)
-                if aside is not None and len(answers) < len(part):
-                    aside.add(request)
-                if ahead.assumed and any(answer.outcome == "missing_parents" for answer in answers):
+                least = (
+                    SLOW_ROOM_EVENTS_MIN
+                    if batch.is_of_slow_room
+                    else None
+                    if slow_rooms is None
+                    else 0
+                )
+                answers = await _planned(batch.change_set, part, load_needs, pending, least=least)
+                if slow_rooms is not None and len(answers) < len(part):
+                    slow_rooms.add(request)
+                if pending.assumed and any(
+                    answer.outcome == "missing_parents" for answer in answers
+                ):
                     raise OutcomeUnknown
                 batch.answers[request] += answers
                 request.is_repeated = bool(answers) and answers[-1].outcome == "duplicate"
@@ -222,7 +231,7 @@ class WriteAttempts:
                 batch.size += len(answers)
                 batch.forget(request)
         finally:
-            await ahead.landed()
+            await pending.finished()
 
     async def send(self, batch: WriteBatch) -> None:
         """Write a batch whose rows are already in the caches."""
@@ -250,7 +259,7 @@ class WriteAttempts:
         if failed is None:
             await self._in_flight.ready()
         lost = forgotten = False
-        signs = any(isinstance(one, LocalEvent) for _, part in parts for one in part)
+        signs = any(isinstance(event, LocalEvent) for _, part in parts for event in part)
         for attempt in range(self._most):
             batch = failed if failed is not None and attempt == 0 else self.plan()
             locks = attempt > 0 and (not signs or attempt + 1 == self._most)
@@ -275,7 +284,7 @@ class WriteAttempts:
                     raise
                 if isinstance(error, LOST):
                     lost = True  # a second loss is raised
-                    if await self._look_up(batch):
+                    if await self._find_committed(batch):
                         return None
             except Exception as error:
                 # Planning failed. It is final only if no cached row can be the reason.
@@ -322,7 +331,7 @@ class WriteAttempts:
                 if locks:
                     await conn.execute(
                         SQL_LOCK_ROOMS,
-                        list({one.room_id for _, part in parts for one in part}),
+                        list({event.room_id for _, part in parts for event in part}),
                     )
                 await self.extend(batch, parts, partial(load, conn), assume_new=assume_new)
                 written = await self._written(conn, batch)
@@ -332,7 +341,7 @@ class WriteAttempts:
         self._tell(batch, written)
 
     async def _written(self, conn: Connection, batch: WriteBatch) -> WriteResult:
-        self._check_era(batch)
+        self._check_generation(batch)
         await check_remembered(conn, batch.remembered.values())
         if not batch.change_set.has_changes:
             return WriteResult({}, 0)
@@ -351,16 +360,16 @@ class WriteAttempts:
     async def _answered(self, batch: WriteBatch, written: WriteResult) -> None:
         """Load new writers before the position is published, so that it never passes their ids."""
         await learn_writers(self._database, self._streams, "events", written.writers)
-        self._check_era(batch)
+        self._check_generation(batch)
         self._in_flight.answered()
 
     def _tell(self, batch: WriteBatch, written: WriteResult) -> None:
         """Publish a committed batch and return its results."""
-        place(self.caches, batch.change_set, written.positions)
+        set_positions(self.caches, batch.change_set, written.positions)
         publish(self._streams, batch.change_set, written)
         batch.done(self.caches, written.positions)
 
-    async def _look_up(self, batch: WriteBatch) -> bool:
+    async def _find_committed(self, batch: WriteBatch) -> bool:
         """Return whether a write committed although its answer was lost.
 
         If so, return its results to the callers.
@@ -385,25 +394,25 @@ class WriteAttempts:
 
 def _ids(batch: WriteBatch) -> dict[str, Any]:
     """Return the span attributes of a write."""
-    events = [one for request in batch.answers for one in request.incoming]
+    events = [event for request in batch.answers for event in request.incoming]
     ids = {
-        "matrix.room_ids": some(one.room_id for one in events),
+        "matrix.room_ids": some(event.room_id for event in events),
         "matrix.event_ids": some(
-            one.event.event_id for one in events if isinstance(one, IncomingEvent)
+            incoming.event.event_id for incoming in events if isinstance(incoming, IncomingEvent)
         ),
     }
     return {**ids, "storage.events": batch.size}
 
 
 def _in_steps(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Yield the events of the appends, at most `EVENTS_AHEAD` together."""
+    """Yield the events of the appends, at most `EVENTS_PER_LOAD` together."""
     step: list[Part] = []
-    left = EVENTS_AHEAD
+    left = EVENTS_PER_LOAD
     for request, part in parts:
         rest = part
         while len(rest) >= left:
             yield [*step, (request, rest[:left])]
-            step, rest, left = [], rest[left:], EVENTS_AHEAD
+            step, rest, left = [], rest[left:], EVENTS_PER_LOAD
         if rest:
             step.append((request, rest))
             left -= len(rest)
@@ -415,7 +424,7 @@ async def _planned(
     change_set: ChangeSet,
     part: Sequence[AnyEvent],
     load_needs: Load,
-    ahead: PendingPrefetch,
+    pending: PendingPrefetch,
     *,
     least: int | None,
 ) -> list[AppendResult]:
@@ -424,28 +433,30 @@ async def _planned(
     If the room turns out to be heavy, stop after ``least`` events. None: plan all of them.
     """
     answers: list[AppendResult] = []
-    for one in part:
+    for event in part:
         if (
             change_set.states.resolving_seconds
             and least is not None
             and len(answers) >= least
-            and _is_heavy(change_set, one)
+            and _is_heavy(change_set, event)
         ):
             break
-        if change_set.time_slice.is_over:
+        if change_set.time_slice.is_used_up:
             await _others(change_set)
         try:
-            answers.append(plan_any(change_set, one))
+            answers.append(plan_any(change_set, event))
         except MissingData as needs:
-            answer = await _decide(load_needs, change_set, one, needs, ahead, may_leave=least == 0)
+            answer = await _decide(
+                load_needs, change_set, event, needs, pending, may_leave=least == 0
+            )
             if answer is None:
                 break
             answers.append(answer)
     return answers
 
 
-def _is_heavy(change_set: ChangeSet, one: AnyEvent) -> bool:
-    return change_set.states.resolving_seconds.get(one.room_id, 0) > HEAVY_SECONDS
+def _is_heavy(change_set: ChangeSet, event: AnyEvent) -> bool:
+    return change_set.states.resolving_seconds.get(event.room_id, 0) > HEAVY_SECONDS
 
 
 async def _decide(
@@ -453,7 +464,7 @@ async def _decide(
     change_set: ChangeSet,
     incoming: AnyEvent,
     lacking: MissingData,
-    ahead: PendingPrefetch,
+    pending: PendingPrefetch,
     *,
     may_leave: bool,
 ) -> AppendResult | None:
@@ -465,7 +476,7 @@ async def _decide(
     while loads < ROUNDS_MAX:
         if not isinstance(lacking, TimeSliceOver):
             loads += 1
-            if not await ahead.landed():
+            if not await pending.finished():
                 await load_needs(change_set, lacking)
             change_set.time_slice.begin()
         elif may_leave and any(

@@ -148,16 +148,18 @@ async def load_chain_ancestors(
     A row that the change set has already is newer.
     """
     each = max(ANCESTORS_MAX // len(nids), 2) if nids else 0
-    places = await conn.fetch(SQL_ANCESTORS, list(nids), each, row=ChainPositionRow) if nids else []
-    for place in places:
+    positions = (
+        await conn.fetch(SQL_ANCESTORS, list(nids), each, row=ChainPositionRow) if nids else []
+    )
+    for position in positions:
         change_set.auth_graph.places.setdefault(
-            place.event_nid, ChainPosition(place.chain_nid, place.sequence_number)
+            position.event_nid, ChainPosition(position.chain_nid, position.sequence_number)
         )
-    found = list({*nids, *(place.event_nid for place in places)})
-    lacking = [nid for nid in found if change_set.events.known_row(nid) is None]
+    loaded = list({*nids, *(position.event_nid for position in positions)})
+    lacking = [nid for nid in loaded if change_set.events.row_in_memory(nid) is None]
     if lacking:
         await load_rows(conn, change_set, lacking)
-    return found
+    return loaded
 
 
 def powers(rows: Iterable[EventRow]) -> list[int]:
@@ -172,4 +174,4 @@ def without_content(change_set: ChangeSet, nids: Iterable[int]) -> list[int]:
         for nid in nids
         if nid not in change_set.events.parsed and nid not in change_set.caches.events
     )
-    return [nid for nid in lacking if change_set.events.known_row(nid) is not None]
+    return [nid for nid in lacking if change_set.events.row_in_memory(nid) is not None]

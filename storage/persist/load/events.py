@@ -140,7 +140,7 @@ async def load_event_ids(conn: Connection, change_set: ChangeSet, keys: Collecti
             )
         elif (
             gap.event_id not in change_set.events.new_missing
-            and gap.event_id not in change_set.events.gone_missing
+            and gap.event_id not in change_set.events.deleted_missing
         ):
             change_set.events.missing[gap.event_id] = MissingRow(
                 *gap[1:4], superseded=bool(gap.superseded), child_nids=tuple(gap.child_nids or ())
@@ -218,9 +218,9 @@ async def load_chains(conn: Connection, change_set: ChangeSet, keys: Collection[
     for row in rows:
         if row.target_chain_nid is None:
             links = {
-                one.target_chain_nid: one.number
-                for one in rows
-                if one.chain_nid == row.chain_nid and one.target_chain_nid is not None
+                link.target_chain_nid: link.number
+                for link in rows
+                if link.chain_nid == row.chain_nid and link.target_chain_nid is not None
             }
             change_set.auth_graph.chains[row.chain_nid] = Chain(row.number, links)
 

@@ -198,14 +198,14 @@ def keep_rows(change_set: ChangeSet, rows: Iterable[EventRow]) -> list[EventRow]
     """Keep rows from the database, and return them; a row that the change set knows is newer."""
     kept = []
     for row in rows:
-        known = change_set.events.rows.get(row.event_id)
-        if known is None:
-            known = row._replace(
+        newest = change_set.events.rows.get(row.event_id)
+        if newest is None:
+            newest = row._replace(
                 prev_events=tuple(row.prev_events), auth_events=tuple(row.auth_events)
             )
-            change_set.events.rows[row.event_id] = known
+            change_set.events.rows[row.event_id] = newest
         change_set.events.row_ids[row.event_nid] = row.event_id
-        kept.append(known)
+        kept.append(newest)
     return kept
 
 
@@ -229,8 +229,8 @@ async def _reaching(
 
 
 async def _partial_join(conn: Connection, _: ChangeSet, room_nid: int) -> str | None:
-    found: str | None = await conn.fetchval(SQL_PARTIAL_JOIN, room_nid)
-    return found
+    event_id: str | None = await conn.fetchval(SQL_PARTIAL_JOIN, room_nid)
+    return event_id
 
 
 async def _create(conn: Connection, _: ChangeSet, room_nid: int) -> list[str]:
@@ -361,9 +361,9 @@ class StateKeyRow(NamedTuple):
     state_key_nid: int
 
 
-async def fill_blocks(conn: Connection, blocks: NidBlocks, wanted: dict[str, int]) -> None:
-    """Take blocks of nids until each sequence has its ``wanted`` number of them."""
-    lacking = [max(0, wanted.get(name, 0) - blocks.left(name)) for name in BLOCK_LENGTHS]
+async def fill_blocks(conn: Connection, blocks: NidBlocks, needed: dict[str, int]) -> None:
+    """Take blocks of nids until each sequence has its ``needed`` number of them."""
+    lacking = [max(0, needed.get(name, 0) - blocks.left(name)) for name in BLOCK_LENGTHS]
     if not any(lacking):
         return
     counts = [
@@ -510,12 +510,14 @@ async def load_transactions(
     conn: Connection, change_set: ChangeSet, transactions: Collection[Transaction]
 ) -> None:
     """Add the stored ones to the change set, and the keys that other requests have."""
-    rows = await _rows(conn, [key for one in transactions for key in one.stored_as()])
+    rows = await _rows(
+        conn, [key for transaction in transactions for key in transaction.stored_as()]
+    )
     view = change_set.transactions
-    for one in transactions:
-        row = _first(one, rows)
+    for transaction in transactions:
+        row = _first(transaction, rows)
         if row is not None:
-            view.known[row.key] = KnownTransaction(EventId(row.event_id), one.path)
+            view.events[row.key] = KnownTransaction(EventId(row.event_id), transaction.path)
     view.taken |= rows.keys()
 
 

@@ -62,21 +62,21 @@ def tells_of(needs: MissingData, change_set: ChangeSet) -> bool:
         return change_set.events.new_events.keys().isdisjoint(needs.keys)
     gaps = (
         change_set.events.new_missing
-        or change_set.events.gone_missing
+        or change_set.events.deleted_missing
         or change_set.events.new_waiting
-        or change_set.events.gone_waiting
+        or change_set.events.deleted_waiting
     )
-    if needs.kind == "ahead":
-        asked = [one for one in needs.keys if isinstance(one, BatchRequest)]
+    if needs.kind == "batch":
+        requests = [request for request in needs.keys if isinstance(request, BatchRequest)]
         return all(
-            change_set.events.new_events.keys().isdisjoint(one.contents)
-            and not (one.events and gaps)
-            for one in asked
+            change_set.events.new_events.keys().isdisjoint(request.contents)
+            and not (request.events and gaps)
+            for request in requests
         )
     return not (needs.kind in ("event_ids", "cited", "gap_nids") and gaps)
 
 
-async def _ahead(conn: Connection, change_set: ChangeSet, keys: Collection[BatchRequest]) -> None:
+async def _batch(conn: Connection, change_set: ChangeSet, keys: Collection[BatchRequest]) -> None:
     for lacking in keys:
         await load_batch(conn, change_set, lacking)
 
@@ -87,10 +87,10 @@ async def _groups(conn: Connection, change_set: ChangeSet, keys: Collection[int]
 
 async def _rooms(conn: Connection, change_set: ChangeSet, keys: Collection[str]) -> None:
     for key in keys:
-        change_set.rooms.known.setdefault(key, None)
+        change_set.rooms.rows.setdefault(key, None)
     for row in await conn.fetch(SQL_ROOMS, list(keys), row=KnownRoomRow):
         out_of_range = multirange.from_text(row.out_of_range)
-        change_set.rooms.known[row.room_id] = RoomRow(
+        change_set.rooms.rows[row.room_id] = RoomRow(
             *row[:7],
             tuple(row.forward_extremities),
             row.current_audience,
@@ -105,14 +105,14 @@ async def _questions(
     conn: Connection, change_set: ChangeSet, keys: Collection[tuple[Any, ...]]
 ) -> None:
     for question in keys:
-        change_set.answers.known[question] = await LOOKUPS[question[0]](
+        change_set.answers.results[question] = await LOOKUPS[question[0]](
             conn, change_set, *question[1:]
         )
 
 
 LOADERS: Final[dict[str, Callable[[Connection, ChangeSet, Any], Awaitable[None]]]] = {
     "nids": lookups.load_nids,
-    "ahead": _ahead,
+    "batch": _batch,
     "event_ids": events.load_event_ids,
     "event_nids": events.load_event_nids,
     "gap_nids": events.load_gap_nids,

@@ -47,7 +47,7 @@ STANDING: Final = {
     "*shared": PRINCIPAL_SHARED,
 }  # principals that stand for many
 
-NUMBERS_AHEAD: Final = 4  # so many times what a batch needs is taken of a sequence
+NUMBERS_SPARE: Final = 4  # so many times what a batch needs is taken of a sequence
 
 Load = Callable[[ChangeSet, MissingData], Awaitable[None]]
 
@@ -95,10 +95,10 @@ class PendingPrefetch:
         self._load = (
             None
             if lacking.is_empty
-            else asyncio.ensure_future(load(change_set, MissingData("ahead", (lacking,))))
+            else asyncio.ensure_future(load(change_set, MissingData("batch", (lacking,))))
         )
 
-    async def landed(self) -> bool:
+    async def finished(self) -> bool:
         """Wait for the load; return whether there was one. Raise what it raised."""
         load, self._load = self._load, None
         if load is not None:
@@ -118,37 +118,37 @@ async def prefetch(
     if not assume_new:
         await _load_transactions(load, change_set, incoming)
     lacking = BatchRequest()
-    received = [one for one in incoming if isinstance(one, IncomingEvent)]
-    ids: set[str] = {one.event.event_id for one in received}
+    received = [event for event in incoming if isinstance(event, IncomingEvent)]
+    ids: set[str] = {incoming_event.event.event_id for incoming_event in received}
     own = {
-        one
-        for one in ids
-        if one not in change_set.caches.rows and one not in change_set.events.rows
+        event_id
+        for event_id in ids
+        if event_id not in change_set.caches.rows and event_id not in change_set.events.rows
     }
-    for room_id in {one.room_id for one in incoming}:
-        _look_at_room(change_set, room_id, lacking)
-    for one in received:
-        _look(change_set, one, own, lacking)
+    for room_id in {event.room_id for event in incoming}:
+        _collect_room(change_set, room_id, lacking)
+    for event in received:
+        _collect(change_set, event, own, lacking)
     assumed = assume_new and not (lacking.rooms or lacking.events)
     if assumed:
         change_set.events.assume_new(own)
     else:
         lacking.events |= own
-    wanted = dict.fromkeys(BLOCK_LENGTHS, 1) | {
+    needed = dict.fromkeys(BLOCK_LENGTHS, 1) | {
         "event_nids": len(incoming),
         "state_group_nids": len(incoming) + 2,
     }
     lacking.numbers = {
-        name: NUMBERS_AHEAD * number
-        for name, number in wanted.items()
+        name: NUMBERS_SPARE * number
+        for name, number in needed.items()
         if change_set.blocks.left(name) < number
     }
-    ahead = PendingPrefetch(load, change_set, lacking, assumed=assumed)
+    pending = PendingPrefetch(load, change_set, lacking, assumed=assumed)
     if not assumed:
-        await ahead.landed()
+        await pending.finished()
     elif not lacking.is_empty:
         await asyncio.sleep(0)  # it is on its way before anything is planned
-    return ahead
+    return pending
 
 
 async def _load_transactions(
@@ -156,26 +156,28 @@ async def _load_transactions(
 ) -> None:
     """Look up which of the local events are of repeated requests."""
     transactions = [
-        one.transaction
-        for one in incoming
-        if isinstance(one, LocalEvent) and one.transaction is not None
+        event.transaction
+        for event in incoming
+        if isinstance(event, LocalEvent) and event.transaction is not None
     ]
     if transactions:
         await load(change_set, MissingData("transactions", transactions))
 
 
-def _look(change_set: ChangeSet, one: IncomingEvent, own: set[str], lacking: BatchRequest) -> None:
-    event, caches = one.event, change_set.caches
-    held = caches.rows.row(event.event_id)
-    if held is not None:
-        if not held.outlier or (one.origin == "outlier" and not held.is_out_of_band):
+def _collect(
+    change_set: ChangeSet, received: IncomingEvent, own: set[str], lacking: BatchRequest
+) -> None:
+    event, caches = received.event, change_set.caches
+    cached = caches.rows.row(event.event_id)
+    if cached is not None:
+        if not cached.outlier or (received.origin == "outlier" and not cached.is_out_of_band):
             return  # a duplicate, which needs nothing
         # as below: it may be a duplicate by now, or have missing parents
         _want(change_set, event.event_id, own, lacking, lacking.events)
-    _look_at_parents(change_set, event, own, lacking)
+    _collect_parents(change_set, event, own, lacking)
     if "m.relates_to" in event.content:
-        _look_at_relation(change_set, event, lacking)
-    if _is_ordinary(caches, one):
+        _collect_relation(change_set, event, lacking)
+    if _is_ordinary(caches, received):
         return
     for event_id in event.auth_event_ids:
         row = caches.rows.row(event_id) or change_set.events.rows.get(event_id)
@@ -184,31 +186,31 @@ def _look(change_set: ChangeSet, one: IncomingEvent, own: set[str], lacking: Bat
         ):  # another writer may have authorised it
             _want(change_set, event_id, own, lacking, lacking.auth)
         else:
-            _look_at_auth_event(
+            _collect_auth_event(
                 change_set, row.event_nid, lacking, placed=event.state_key is not None
             )
     for event_id in (
-        *(one.state_before or ()),
+        *(received.state_before or ()),
         *((event.redacts,) if event.redacts is not None else ()),
     ):
         row = caches.rows.row(event_id)
         if row is None or row.is_out_of_band:
             _want(change_set, event_id, own, lacking, lacking.events)
-    _look_at_names(change_set, event, lacking)
+    _collect_names(change_set, event, lacking)
 
 
-def _is_ordinary(caches: WriterCaches, one: IncomingEvent) -> bool:
+def _is_ordinary(caches: WriterCaches, received: IncomingEvent) -> bool:
     """Return whether it is a message like one before it.
 
     Then `storage.persist.plan.fast_path` needs only its parents, and the type of its relation.
     """
-    event = one.event
-    if event.state_key is not None or one.state_before is not None:
+    event = received.event
+    if event.state_key is not None or received.state_before is not None:
         return False
     return (event.sender, event.type, event.auth_event_ids, event.room_id) in caches.allowed
 
 
-def _look_at_parents(
+def _collect_parents(
     change_set: ChangeSet, event: Event, own: set[str], lacking: BatchRequest
 ) -> None:
     caches = change_set.caches
@@ -221,8 +223,8 @@ def _look_at_parents(
             lacking.groups.add(row.after)
 
 
-def _look_at_room(change_set: ChangeSet, room_id: str, lacking: BatchRequest) -> None:
-    if room_id in change_set.rooms.known:
+def _collect_room(change_set: ChangeSet, room_id: str, lacking: BatchRequest) -> None:
+    if room_id in change_set.rooms.rows:
         return
     room = change_set.caches.rooms.get(room_id)
     if room is None:
@@ -234,13 +236,13 @@ def _look_at_room(change_set: ChangeSet, room_id: str, lacking: BatchRequest) ->
         lacking.groups.add(room.current_state_group)
 
 
-def _look_at_relation(change_set: ChangeSet, event: Event, lacking: BatchRequest) -> None:
+def _collect_relation(change_set: ChangeSet, event: Event, lacking: BatchRequest) -> None:
     relation = relation_of(event)
     if relation is not None:
-        _look_at_type(change_set, relation.rel_type, lacking)
+        _collect_type(change_set, relation.rel_type, lacking)
 
 
-def _look_at_type(change_set: ChangeSet, name: str, lacking: BatchRequest) -> None:
+def _collect_type(change_set: ChangeSet, name: str, lacking: BatchRequest) -> None:
     if name not in change_set.caches.names.types and name not in change_set.names.types:
         lacking.types.add(name)
 
@@ -254,7 +256,7 @@ def _want(
         kind.add(event_id)
 
 
-def _look_at_auth_event(
+def _collect_auth_event(
     change_set: ChangeSet, nid: int, lacking: BatchRequest, *, placed: bool
 ) -> None:
     if nid not in change_set.caches.events and nid not in change_set.events.parsed:
@@ -263,7 +265,7 @@ def _look_at_auth_event(
         lacking.places.add(nid)
 
 
-def _look_at_names(change_set: ChangeSet, event: Event, lacking: BatchRequest) -> None:
+def _collect_names(change_set: ChangeSet, event: Event, lacking: BatchRequest) -> None:
     """Request the sender, its membership key, the type and the state key."""
     names = change_set.caches.names
     if event.sender not in names.principals and event.sender not in change_set.names.principals:
@@ -273,7 +275,7 @@ def _look_at_names(change_set: ChangeSet, event: Event, lacking: BatchRequest) -
         event.sender,
     ) not in change_set.names.state_keys:
         lacking.state_keys.add((MEMBER, event.sender))
-    _look_at_type(change_set, event.type, lacking)
+    _collect_type(change_set, event.type, lacking)
     if event.state_key is None:
         return
     type_nid = names.types.get(event.type) or change_set.names.types.get(event.type)
@@ -281,13 +283,13 @@ def _look_at_names(change_set: ChangeSet, event: Event, lacking: BatchRequest) -
     if type_nid is None or (key not in names.state_keys and key not in change_set.names.state_keys):
         lacking.state_keys.add((event.type, event.state_key))
     if event.type == MEMBER:
-        _look_at_member(change_set, event.room_id, event.state_key, lacking)
+        _collect_member(change_set, event.room_id, event.state_key, lacking)
 
 
-def _look_at_member(change_set: ChangeSet, room_id: str, user: str, lacking: BatchRequest) -> None:
+def _collect_member(change_set: ChangeSet, room_id: str, user: str, lacking: BatchRequest) -> None:
     """Request the visibility of the server, of a local member, and of the standing principals."""
     names = change_set.caches.names
-    room = change_set.caches.rooms.get(room_id) or change_set.rooms.known.get(room_id)
+    room = change_set.caches.rooms.get(room_id) or change_set.rooms.rows.get(room_id)
     server = server_name_of(user)
     for name in (server, *((user,) if server == change_set.server_name else ()), *STANDING):
         nid = (
@@ -525,16 +527,16 @@ async def load_batch(conn: Connection, change_set: ChangeSet, lacking: BatchRequ
     Nothing of it is known before the result is here, while other events are planned.
     """
     if lacking.is_of_names:
-        given = LOAD_NAMES.bind({"names": _names(lacking)})
-        rows = await conn.fetch(SQL_LOAD_NAMES, *given, row=PackedRow)
+        arguments = LOAD_NAMES.bind({"names": _names(lacking)})
+        rows = await conn.fetch(SQL_LOAD_NAMES, *arguments, row=PackedRow)
     else:
-        given = LOAD_BATCH.bind({"names": _names(lacking), "request": _request(lacking)})
-        rows = await conn.fetch(SQL_LOAD_BATCH, *given, row=PackedRow)
+        arguments = LOAD_BATCH.bind({"names": _names(lacking), "request": _request(lacking)})
+        rows = await conn.fetch(SQL_LOAD_BATCH, *arguments, row=PackedRow)
     _expect(change_set, lacking)
-    found: dict[str, list[PackedRow]] = {}
+    by_kind: dict[str, list[PackedRow]] = {}
     for row in rows:
-        found.setdefault(row.kind, []).append(row)
-    for kind, rows in found.items():
+        by_kind.setdefault(row.kind, []).append(row)
+    for kind, rows in by_kind.items():
         KEEP[kind](change_set, rows, lacking)
     _absent_names(change_set, lacking)
 
@@ -568,7 +570,7 @@ def _request(lacking: BatchRequest) -> dict[str, Sequence[Any]]:
 def _expect(change_set: ChangeSet, lacking: BatchRequest) -> None:
     """Remember everything requested as absent, until a row says otherwise."""
     for room_id in lacking.rooms:
-        change_set.rooms.known.setdefault(room_id, None)
+        change_set.rooms.rows.setdefault(room_id, None)
     for event_id in lacking.events:
         change_set.events.rows.setdefault(event_id, None)
         change_set.events.missing.setdefault(event_id, None)
@@ -587,7 +589,7 @@ def _absent_names(change_set: ChangeSet, lacking: BatchRequest) -> None:
         if type_nid is not None:
             change_set.names.state_keys.setdefault((type_nid, state_key), None)
     for room_id, name in lacking.seen:
-        room = change_set.rooms.known.get(room_id) or change_set.caches.rooms.get(room_id)
+        room = change_set.rooms.rows.get(room_id) or change_set.caches.rooms.get(room_id)
         nid = (
             STANDING.get(name)
             or change_set.names.principals.get(name)
@@ -604,7 +606,7 @@ def _absent_names(change_set: ChangeSet, lacking: BatchRequest) -> None:
 def _rooms(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
     for row in rows:
         room = RoomRow._make(UNPACK_ROOM(row))
-        change_set.rooms.known[room.room_id] = room._replace(
+        change_set.rooms.rows[room.room_id] = room._replace(
             forward_extremities=tuple(room.forward_extremities),
             out_of_range=multirange.from_text(str(room.out_of_range)),
         )
@@ -619,7 +621,7 @@ def _missing(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) 
         gap = MissingRow._make(UNPACK_GAP(row))
         if (
             gap.event_id not in change_set.events.new_missing
-            and gap.event_id not in change_set.events.gone_missing
+            and gap.event_id not in change_set.events.deleted_missing
         ):
             change_set.events.missing[gap.event_id] = gap._replace(child_nids=tuple(gap.child_nids))
 
@@ -640,20 +642,22 @@ def _contents(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest)
 
 def _groups(change_set: ChangeSet, rows: Sequence[PackedRow], lacking: BatchRequest) -> None:
     """Keep the groups that are wanted; the other rows are of their paths."""
-    known = [GroupRow._make(UNPACK_GROUP(row)) for row in rows]
-    parts = {row.state_group: row for row in known}
+    group_rows = [GroupRow._make(UNPACK_GROUP(row)) for row in rows]
+    parts = {row.state_group: row for row in group_rows}
     rooms = [
         room
         for room_id in lacking.rooms
-        if (room := change_set.rooms.known.get(room_id)) is not None
+        if (room := change_set.rooms.rows.get(room_id)) is not None
     ]
     parents = lacking.parents | {
         change_set.events.row_ids[nid] for room in rooms for nid in room.forward_extremities
     }
     rows_before = (change_set.events.rows.get(parent) for parent in parents)
-    wanted = {row.after for row in rows_before if row is not None and not row.outlier}
-    wanted |= {room.current_state_group for room in rooms if room.current_state_group is not None}
-    change_set.states.groups.update(groups_of(wanted | lacking.groups, parts))
+    state_groups = {row.after for row in rows_before if row is not None and not row.outlier}
+    state_groups |= {
+        room.current_state_group for room in rooms if room.current_state_group is not None
+    }
+    change_set.states.groups.update(groups_of(state_groups | lacking.groups, parts))
 
 
 def _positions(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) -> None:
@@ -700,10 +704,10 @@ def _visible(change_set: ChangeSet, rows: Sequence[PackedRow], _: BatchRequest) 
     for row in rows:
         room_nid, nid, *values = UNPACK_VISIBLE(row)
         if not change_set.visibility.knows_visibility(room_nid, nid):
-            known = VisibilityRow._make(values)
-            change_set.visibility.current[room_nid, nid] = known._replace(
-                audiences=multirange.from_text(str(known.audiences)),
-                invited_audiences=multirange.from_text(str(known.invited_audiences or "")),
+            visibility_row = VisibilityRow._make(values)
+            change_set.visibility.current[room_nid, nid] = visibility_row._replace(
+                audiences=multirange.from_text(str(visibility_row.audiences)),
+                invited_audiences=multirange.from_text(str(visibility_row.invited_audiences or "")),
             )
 
 

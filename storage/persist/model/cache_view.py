@@ -99,10 +99,10 @@ class NameView:
 
         Raise `MissingData` for unknown ones.
         """
-        known = self.caches.names.state_key_names
+        cached = self.caches.names.state_key_names
         lacking = [nid for nid in state_key_nids if nid not in self.state_key_names]
-        self.state_key_names.update((nid, known[nid]) for nid in lacking if nid in known)
-        ensure("state_key_names", lacking, self.state_key_names, known)
+        self.state_key_names.update((nid, cached[nid]) for nid in lacking if nid in cached)
+        ensure("state_key_names", lacking, self.state_key_names, cached)
 
     def find_principal(self, name: str) -> int | None:
         """Return the nid of a user or server, or None if it has none yet."""
@@ -189,10 +189,10 @@ class EventView:
         self.changed_events: dict[int, EventRow] = {}
         self.placed: dict[int, None] = {}  # nids that take a stream position, in order
         self.new_missing: dict[str, MissingRow] = {}
-        self.gone_missing: dict[str, MissingRow] = {}
+        self.deleted_missing: dict[str, MissingRow] = {}
         self.new_waiting: dict[int, tuple[int, str]] = {}
-        self.gone_waiting: dict[int, None] = {}
-        self.moved: dict[int, Reordering] = {}  # by nid
+        self.deleted_waiting: dict[int, None] = {}
+        self.reordered: dict[int, Reordering] = {}  # by nid
         self.after_gaps: set[int] = set()  # live events that arrive before one of their prev_events
         self.out_of_order: dict[int, int] = {}  # in_order_ts of events out of time order, by nid
         self.authorised: dict[int, None] = {}
@@ -225,7 +225,7 @@ class EventView:
             raise MissingData("event_nids", (event_nid,))
         return row
 
-    def known_row(self, event_nid: int) -> EventRow | None:
+    def row_in_memory(self, event_nid: int) -> EventRow | None:
         """Return the row of an event if it is in memory. None means unknown, not absent."""
         if self.pending is not None and self.pending.event_nid == event_nid:
             return self.pending
@@ -259,7 +259,7 @@ class EventView:
 
     def events_of(self, event_nids: Iterable[int]) -> dict[int, Event]:
         """Return events with their content, by nid. All must be stored."""
-        found: dict[int, Event] = {}
+        events: dict[int, Event] = {}
         unknown: list[int] = []
         for nid in event_nids:
             event = self.parsed.get(nid) or self.caches.events.get(nid)
@@ -268,16 +268,19 @@ class EventView:
             if event is None:
                 unknown.append(nid)
             else:
-                found[nid] = event
+                events[nid] = event
         if unknown:
             raise MissingData("events", unknown)
-        return found
+        return events
 
     def ensure_ids(self, event_ids: Iterable[str]) -> None:
         """Raise `MissingData` unless it is known of each of these events whether it is stored."""
         pending = self.pending.event_id if self.pending is not None else None
         ensure(
-            "event_ids", (one for one in event_ids if one != pending), self.rows, self.caches.rows
+            "event_ids",
+            (event_id for event_id in event_ids if event_id != pending),
+            self.rows,
+            self.caches.rows,
         )
 
     def ensure_rows(self, event_nids: Iterable[int]) -> None:
@@ -378,7 +381,7 @@ class EventView:
         position.
         """
         if row.event_nid not in self.placed:
-            self.moved.setdefault(row.event_nid, Reordering(row.room_nid, row.order))
+            self.reordered.setdefault(row.event_nid, Reordering(row.room_nid, row.order))
         self.change_event(row._replace(topological_ordering=topological_ordering))
 
     def add_missing(self, row: MissingRow) -> None:
@@ -390,7 +393,7 @@ class EventView:
         """Remove a missing prev_event that has arrived."""
         self.missing[row.event_id] = None
         self.new_missing.pop(row.event_id, None)
-        self.gone_missing[row.event_id] = row
+        self.deleted_missing[row.event_id] = row
 
 
 # --------------------------------------------------------------------------------------------------
@@ -436,10 +439,10 @@ class StateView:
 
     def records_of(self, room_nid: int) -> list[ResolutionRecord]:
         """Return the recorded resolutions of a room, and move them from the caches to this view."""
-        known = self.records.get(room_nid)
-        if known is None:
-            known = self.records[room_nid] = self.caches.records.pop(room_nid, [])
-        return known
+        records = self.records.get(room_nid)
+        if records is None:
+            records = self.records[room_nid] = self.caches.records.pop(room_nid, [])
+        return records
 
     def add_groups(self, room: RoomChanges, groups: Iterable[Group]) -> None:
         for group in groups:
@@ -503,12 +506,12 @@ class AuthGraphView:
         self.allowed: dict[CheckedLike, AuthorisedBefore] = {}
         self.new_places: dict[int, ChainEntry] = {}
 
-    def place(self, event_nid: int) -> ChainPosition:
+    def chain_position(self, event_nid: int) -> ChainPosition:
         """Return the chain position of an accepted state event."""
-        place = self.places.get(event_nid) or self.caches.places.row(event_nid)
-        if place is None:
+        position = self.places.get(event_nid) or self.caches.places.row(event_nid)
+        if position is None:
             raise MissingData("places", (event_nid,))
-        return place
+        return position
 
     def chain(self, chain_nid: int) -> Chain:
         chain = self.chains.get(chain_nid)
@@ -532,18 +535,18 @@ class AuthGraphView:
             nid
             for nid in event_nids
             if (nid not in self.places and nid not in self.caches.places)
-            or self.events.known_row(nid) is None
+            or self.events.row_in_memory(nid) is None
         ]
         if unknown:
             raise MissingData("standing", unknown)
 
-    def add_place(self, event_nid: int, entry: ChainEntry) -> None:
+    def add_chain_position(self, event_nid: int, entry: ChainEntry) -> None:
         """Set the chain position of a new event."""
         self.new_places[event_nid] = entry
-        self.places[event_nid] = entry.place
-        chain_nid = entry.place.chain_nid
-        known = None if entry.place.sequence_number == 1 else self.chain(chain_nid)
-        self.chains[chain_nid] = extended(known, entry)
+        self.places[event_nid] = entry.position
+        chain_nid = entry.position.chain_nid
+        chain = None if entry.position.sequence_number == 1 else self.chain(chain_nid)
+        self.chains[chain_nid] = extended(chain, entry)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -574,7 +577,7 @@ class TransactionView:
 
     def __init__(self, caches: WriterCaches) -> None:
         self.caches = caches
-        self.known: dict[TransactionKey, KnownTransaction] = {}
+        self.events: dict[TransactionKey, KnownTransaction] = {}
         """The events of the batch, and those of rows that were looked up."""
         self.taken: set[TransactionKey] = set()
         """Keys of all rows that were looked up, also of those of requests with other paths."""
@@ -583,22 +586,22 @@ class TransactionView:
     def first_event(self, transaction: Transaction) -> EventId | None:
         """Return the event of a repeated request, or None for a new one."""
         for key in transaction.stored_as():
-            known = self._known(key)
-            if known is not None and known.path == transaction.path:
-                return known.event_id
+            stored = self._find(key)
+            if stored is not None and stored.path == transaction.path:
+                return stored.event_id
         return None
 
     def add(self, transaction: Transaction, row: EventRow) -> None:
         key, with_path = transaction.stored_as()
-        if transaction.needs_path or key in self.taken or self._known(key) is not None:
+        if transaction.needs_path or key in self.taken or self._find(key) is not None:
             key = with_path
         event_id = EventId(row.event_id)
-        self.known[key] = KnownTransaction(event_id, transaction.path)
+        self.events[key] = KnownTransaction(event_id, transaction.path)
         ids = key.device_id, key.transaction_id, event_id
         self.new.append(TransactionRow(row.event_nid, row.room_nid, row.sender_nid, *ids))
 
-    def _known(self, key: TransactionKey) -> KnownTransaction | None:
-        return self.known.get(key) or self.caches.transactions.get(key)
+    def _find(self, key: TransactionKey) -> KnownTransaction | None:
+        return self.events.get(key) or self.caches.transactions.get(key)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -613,7 +616,7 @@ class RoomView:
     def __init__(self, caches: WriterCaches, blocks: NidBlocks) -> None:
         self.caches = caches
         self.blocks = blocks
-        self.known: dict[str, RoomRow | None] = {}
+        self.rows: dict[str, RoomRow | None] = {}
         self.fresh_rooms: set[int] = set()  # rooms without a row in any table yet
         self.room_changes: dict[str, RoomChanges] = {}
         self.new_rooms: dict[str, RoomRow] = {}
@@ -621,8 +624,8 @@ class RoomView:
 
     def room(self, room_id: str) -> RoomRow | None:
         """Return the row of a room, or None if the store does not know the room."""
-        if room_id in self.known:
-            return self.known[room_id]
+        if room_id in self.rows:
+            return self.rows[room_id]
         row = self.caches.rooms.get(room_id)
         if row is None:
             raise MissingData("rooms", (room_id,))
@@ -642,7 +645,7 @@ class RoomView:
             NOTHING,
             EMPTY,
         )
-        self.known[room_id] = self.new_rooms[room_id] = row
+        self.rows[room_id] = self.new_rooms[room_id] = row
         self.fresh_rooms.add(row.room_nid)
         return row
 
@@ -754,5 +757,5 @@ class VisibilityView:
 
         A stored row may equal `UNSEEN`, but is another object. A cached one may not be stored.
         """
-        known = self.current.get(key)
-        return key in self.caches.visibility if known is None else known is not UNSEEN
+        row = self.current.get(key)
+        return key in self.caches.visibility if row is None else row is not UNSEEN

@@ -66,8 +66,8 @@ class RowCache(BoundedCache[K, tuple[Any, ...]], Generic[K, R]):
         self._as_row: Callable[[tuple[Any, ...]], R] = partial(tuple.__new__, kind)
 
     def row(self, key: K) -> R | None:
-        found = self.get(key)
-        return None if found is None else self._as_row(found)
+        values = self.get(key)
+        return None if values is None else self._as_row(values)
 
     def keep(self, key: K, row: R) -> None:
         self[key] = tuple(row)
@@ -77,8 +77,8 @@ class RowCache(BoundedCache[K, tuple[Any, ...]], Generic[K, R]):
 
     def take(self, key: K) -> R | None:
         """Remove the row and return it; return None if it is not cached."""
-        found = self.pop(key, None)
-        return None if found is None else self._as_row(found)
+        values = self.pop(key, None)
+        return None if values is None else self._as_row(values)
 
 
 class StateGroupCache(BoundedCache[int, Group]):
@@ -106,10 +106,12 @@ class StateGroupCache(BoundedCache[int, Group]):
                     self.entries += len(row.delta)
 
     def drop(self, state_groups: Iterable[int]) -> None:
-        gone = self.keys() & set(state_groups)
-        if gone:
+        dropped = self.keys() & set(state_groups)
+        if dropped:
             kept = {
-                state_group: group for state_group, group in self.items() if state_group not in gone
+                state_group: group
+                for state_group, group in self.items()
+                if state_group not in dropped
             }
             self.clear()
             self.keep(kept)
@@ -229,12 +231,12 @@ class WriterCaches:
         if room is not None and room.removals + 1 == removed.number:
             self.rooms[removed.room_id] = room._replace(removals=removed.number)
 
-    def _remove_groups(self, gone: set[int]) -> None:
-        self.groups.drop(gone)
+    def _remove_groups(self, state_groups: set[int]) -> None:
+        self.groups.drop(state_groups)
         for states in [
             states
             for states, state_group in self.merged.items()
-            if state_group in gone or not gone.isdisjoint(states)
+            if state_group in state_groups or not state_groups.isdisjoint(states)
         ]:
             del self.merged[states]
 

@@ -76,7 +76,7 @@ class TimeSlice:
         self._until = float("inf") if self._seconds is None else self._clock() + self._seconds
 
     @property
-    def is_over(self) -> bool:
+    def is_used_up(self) -> bool:
         return self._clock() >= self._until
 
     def is_long(self, seconds: float) -> bool:
@@ -84,7 +84,7 @@ class TimeSlice:
         return self._seconds is not None and seconds >= self._seconds
 
 
-AHEAD_MS_MAX: Final = 10_000
+FUTURE_MS_MAX: Final = 10_000
 """An event is from the future if the clock of its sender is further ahead.
 
 In time order, it would put the events of all others out of order until that time comes.
@@ -125,7 +125,7 @@ class ChangeSet:
         self.blocks = blocks
         self.server_name = server_name
         self.extremities_max = extremities_max
-        self.in_order_ts_max: int = time.time_ns() // 1_000_000 + AHEAD_MS_MAX
+        self.in_order_ts_max: int = time.time_ns() // 1_000_000 + FUTURE_MS_MAX
         self.time_slice: TimeSlice = TimeSlice()
         self.answers: Answers = answers or Answers()
         self.names: NameView = NameView(caches, blocks)
@@ -144,7 +144,7 @@ class ChangeSet:
         """Return whether there is anything to write."""
         return any(room.changed for room in self.rooms.room_changes.values())
 
-    def place_outlier(self, row: EventRow, event: Event) -> None:
+    def add_outlier_to_timeline(self, row: EventRow, event: Event) -> None:
         """Add an outlier to the timeline: it keeps its nid and takes a stream position."""
         self.events.parsed[row.event_nid] = event
         self.events.change_event(row)
@@ -179,13 +179,13 @@ def room_of(change_set: ChangeSet, event: Event) -> RoomChanges:
 
     While nothing of a room is stored, its version is that of the event.
     """
-    known = change_set.rooms.room_changes.get(event.room_id)
+    changes = change_set.rooms.room_changes.get(event.room_id)
     version = event.room_version.identifier
-    if known is None or not (
-        known.changed or known.row.write_version or known.row.room_version == version
+    if changes is None or not (
+        changes.changed or changes.row.write_version or changes.row.room_version == version
     ):
         row = change_set.rooms.room(event.room_id)
         if row is None or (row.write_version == 0 and row.room_version != version):
             row = change_set.rooms.new_room(event.room_id, version)
-        known = change_set.rooms.room_changes[event.room_id] = RoomChanges.of(row)
-    return known
+        changes = change_set.rooms.room_changes[event.room_id] = RoomChanges.of(row)
+    return changes

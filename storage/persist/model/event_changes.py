@@ -54,12 +54,12 @@ class EventChanges:
 
     def merged_before(self, groups: frozenset[int]) -> Group | None:
         """Return the resolution of these groups if it was computed before."""
-        known = (
+        state_group = (
             self.merged.get(groups)
             or self.room.merged.get(groups)
             or self.change_set.caches.merged.get(groups)
         )
-        return None if known is None else self.group(known)
+        return None if state_group is None else self.group(state_group)
 
     def visible(self, principal_nid: int) -> VisibilityRow:
         return self.visibility.get(principal_nid) or self.change_set.visibility.visible(
@@ -124,11 +124,11 @@ class EventChanges:
     def set_visible(self, rows: Mapping[int, VisibilityRow]) -> None:
         """Set rows of principals. Excess older ranges move to rows of `past_visibility`."""
         for principal, row in rows.items():
-            gone, kept = row.cut() if self.change_set.visibility.cuts(row) else ([], row)
+            past_rows, kept = row.cut() if self.change_set.visibility.cuts(row) else ([], row)
             self.visibility[principal] = kept
-            self._set_past(principal, gone)
+            self._set_past(principal, past_rows)
 
-    def place(
+    def set_standing(
         self, principal_nid: int, low: int, high: int | None, standing: PrincipalStanding
     ) -> None:
         """Set how a principal stands to the audiences in ``[low, high)``.

@@ -54,10 +54,10 @@ class Answers:
     """Answers of the database, collected while a batch is planned (`storage.persist.load`)."""
 
     def __init__(self) -> None:
-        self.known: dict[Hashable, Any] = {}
+        self.results: dict[Hashable, Any] = {}
 
     def answer(self, question: Hashable) -> Any:
         """Return the answer to a question; `MissingData` if it was not asked yet."""
-        if question not in self.known:
+        if question not in self.results:
             raise MissingData("questions", (question,))
-        return self.known[question]
+        return self.results[question]

@@ -167,12 +167,12 @@ class VisibilityRow(NamedTuple):
 
         See `storage.visibility.rule`.
         """
-        *gone, last = PastRow(
+        *past_rows, last = PastRow(
             self.first_audience or 0, None, self.audiences, self.invited_audiences
         ).cut()
-        if not gone:
+        if not past_rows:
             return [], self
-        return gone, self._replace(
+        return past_rows, self._replace(
             audiences=last.audiences,
             invited_audiences=last.invited_audiences,
             first_audience=last.first_audience,

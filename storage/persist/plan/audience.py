@@ -86,20 +86,20 @@ def advance(changes: EventChanges, target: Group) -> int | None:
         return None
     main = changes.main_group()
     before, after = _visibilities(changes.change_set, main, target)
-    moved = _moved(changes, main, target)
+    growths = _growths(changes, main, target)
     changed: dict[int, VisibilityRow] = {}
     number = changes.next_audience
     opened = False
-    concerned = moved.keys() | _invited(changes, main, target, before, after)
+    concerned = growths.keys() | _invited(changes, main, target, before, after)
     changes.ensure_visible({*concerned, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED})
     for principal in concerned:
         row = changes.visible(principal)
-        counts = _sum(row, moved.get(principal, (0, 0)))
+        counts = _sum(row, growths.get(principal, (0, 0)))
         standing = admits(after, counts)
         placed = row if standing is row.current else row.placed(number, None, standing)
         opened |= standing is not row.current
-        if (moved_to := placed._replace(joined_count=counts[0], invited_count=counts[1])) != row:
-            changed[principal] = moved_to
+        if (updated := placed._replace(joined_count=counts[0], invited_count=counts[1])) != row:
+            changed[principal] = updated
     for principal, standing in () if main is not None and before == after else _flags(after):
         row = changes.visible(principal)
         if row.current is not standing:
@@ -120,12 +120,13 @@ def branch(changes: EventChanges, base: Group, target: Group) -> int:
     """
     before, after = _visibilities(changes.change_set, base, target)
     differs: dict[int, PrincipalStanding] = {}
-    moved = _moved(changes, base, target)
-    concerned = moved.keys() | _invited(changes, base, target, before, after)
+    growths = _growths(changes, base, target)
+    concerned = growths.keys() | _invited(changes, base, target, before, after)
     changes.ensure_visible({*concerned, PRINCIPAL_EVERYBODY, PRINCIPAL_SHARED})
     counts = _counts(changes, base, concerned)
     reached = {
-        principal: _plus(counts[principal], moved.get(principal, (0, 0))) for principal in concerned
+        principal: _plus(counts[principal], growths.get(principal, (0, 0)))
+        for principal in concerned
     }
     changes.change_set.states.counts[target.state_group] = counts.update(reached)
     for principal in concerned:
@@ -141,7 +142,7 @@ def branch(changes: EventChanges, base: Group, target: Group) -> int:
     return _off(changes, number_of(changes, base), differs) if differs else number_of(changes, base)
 
 
-def either(changes: EventChanges, one: Group, other: Group) -> int:
+def either(changes: EventChanges, group: Group, other: Group) -> int:
     """Return the number for an event that changes the history visibility.
 
     The event is visible to everyone to whom either of the two values shows it. Usually that is the
@@ -149,13 +150,13 @@ def either(changes: EventChanges, one: Group, other: Group) -> int:
     do not imply, so those get a number of their own that joins both.
     """
     values = [
-        history_visibility(changes.change_set, one),
+        history_visibility(changes.change_set, group),
         history_visibility(changes.change_set, other),
     ]
     ranks = [RANKS[value] for value in values]
     if RANKS["invited"] in ranks and max(ranks) > RANKS["invited"]:
-        invited = one if values[0] == "invited" else other
-        flags = _flags(values[1] if invited is one else values[0])
+        invited = group if values[0] == "invited" else other
+        flags = _flags(values[1] if invited is group else values[0])
         return _off(
             changes,
             number_of(changes, invited),
@@ -165,7 +166,7 @@ def either(changes: EventChanges, one: Group, other: Group) -> int:
                 if standing is PrincipalStanding.IN
             },
         )
-    return number_of(changes, one if ranks[0] > ranks[1] else other)
+    return number_of(changes, group if ranks[0] > ranks[1] else other)
 
 
 def _off(changes: EventChanges, base: int, differs: dict[int, PrincipalStanding]) -> int:
@@ -183,7 +184,7 @@ def _off(changes: EventChanges, base: int, differs: dict[int, PrincipalStanding]
     )
     changes.audiences[new.number] = AudienceRow(0, continued=False, opened_topological=None)
     for principal, standing in differs.items():
-        changes.place(principal, new.number, new.end, standing)
+        changes.set_standing(principal, new.number, new.end, standing)
     return new.number
 
 
@@ -208,7 +209,7 @@ def _alone(changes: EventChanges, base: int, differs: dict[int, PrincipalStandin
     }:
         standing = differs.get(principal) or changes.standing(principal, base)
         if standing is not changes.visible(principal).current:
-            changes.place(principal, number, end, standing)
+            changes.set_standing(principal, number, end, standing)
     return number
 
 
@@ -229,7 +230,7 @@ def _flags(visibility: str) -> tuple[tuple[int, PrincipalStanding], tuple[int, P
     )
 
 
-def _moved(changes: EventChanges, base: Group | None, target: Group) -> Mapping[int, Counts]:
+def _growths(changes: EventChanges, base: Group | None, target: Group) -> Mapping[int, Counts]:
     """Return the growth of each principal's joined and invited users from ``base`` to ``target``.
 
     Principals without a change have no entry. The result is kept until the event is planned.
@@ -243,14 +244,14 @@ def _moved(changes: EventChanges, base: Group | None, target: Group) -> Mapping[
 
 def _growth(changes: EventChanges, base: Group | None, target: Group) -> dict[int, Counts]:
     keys = set(target.entries) if base is None else changed_keys(base, target)
-    moved: dict[int, Counts] = {}
+    growths: dict[int, Counts] = {}
     for user, old, new in _memberships(changes.change_set, base, target, keys):
         gained = ((new == JOIN) - (old == JOIN), (new == INVITE) - (old == INVITE))
         if gained != (0, 0):
             for principal in principals_of(changes.change_set, user):
-                total = moved.get(principal, (0, 0))
-                moved[principal] = (total[0] + gained[0], total[1] + gained[1])
-    return moved
+                total = growths.get(principal, (0, 0))
+                growths[principal] = (total[0] + gained[0], total[1] + gained[1])
+    return growths
 
 
 def _memberships(
@@ -309,20 +310,20 @@ def _counts(changes: EventChanges, group: Group, principals: Iterable[int]) -> "
     """
     main = changes.main_group()
     is_current = main is None or main.state_group == group.state_group
-    known: Map[int, Counts] = (
+    counts: Map[int, Counts] = (
         Map() if is_current else changes.change_set.states.counts_of(group.state_group)
     )
-    lacking = [principal for principal in principals if principal not in known]
+    lacking = [principal for principal in principals if principal not in counts]
     if lacking:
-        offset = {} if is_current else _moved(changes, main, group)
-        known = known.update(
+        offset = {} if is_current else _growths(changes, main, group)
+        counts = counts.update(
             {
                 principal: _sum(changes.visible(principal), offset.get(principal, (0, 0)))
                 for principal in lacking
             }
         )
-        changes.change_set.states.counts[group.state_group] = known
-    return known
+        changes.change_set.states.counts[group.state_group] = counts
+    return counts
 
 
 def _sum(row: VisibilityRow, gained: Counts) -> Counts:
@@ -330,8 +331,8 @@ def _sum(row: VisibilityRow, gained: Counts) -> Counts:
     return _plus((row.joined_count, row.invited_count), gained)
 
 
-def _plus(one: Counts, other: Counts) -> Counts:
-    return one[0] + other[0], one[1] + other[1]
+def _plus(counts: Counts, other: Counts) -> Counts:
+    return counts[0] + other[0], counts[1] + other[1]
 
 
 def _invited(
@@ -363,16 +364,18 @@ def _invited_keys(change_set: ChangeSet, group: Group) -> set[int]:
         for nid in group.entries.values()
         if nid in change_set.events.new_events
     }
-    held = frozenset(nid for nid in group.entries.values() if nid not in new)
-    known = {nid: row for nid in held if (row := change_set.events.known_row(nid)) is not None}
-    found = {
+    stored = frozenset(nid for nid in group.entries.values() if nid not in new)
+    in_memory = {
+        nid: row for nid in stored if (row := change_set.events.row_in_memory(nid)) is not None
+    }
+    keys = {
         row.state_key_nid
-        for row in known.values()
+        for row in in_memory.values()
         if row.membership == INVITE and row.state_key_nid is not None
     }
-    held = frozenset(nid for nid in held if nid not in known)
-    found |= set(change_set.answers.answer(("invited", held))) if held else set()
-    return found | {
+    stored = frozenset(nid for nid in stored if nid not in in_memory)
+    keys |= set(change_set.answers.answer(("invited", stored))) if stored else set()
+    return keys | {
         row.state_key_nid
         for row in new.values()
         if row.membership == INVITE and row.state_key_nid is not None
@@ -420,7 +423,7 @@ def number_of(changes: EventChanges, group: Group) -> int:
     return changes.room.audience if group.state_group == changes.room.current else group.audience
 
 
-def note_place(changes: EventChanges, number: int, order: int) -> None:
+def note_out_of_range(changes: EventChanges, number: int, order: int) -> None:
     """Record an event with this audience as out of range if reads would not scan its position.
 
     Reads scan the positions that ``opened_topological`` predicts for an audience
@@ -459,22 +462,22 @@ def _seen_here(changes: EventChanges, number: int) -> bool:
 LEAVE = MEMBERSHIPS["leave"]
 
 
-def store_membership(change_set: ChangeSet, one: MembershipChange) -> None:
+def store_membership(change_set: ChangeSet, change: MembershipChange) -> None:
     """Set a local user's membership; stripped state that came out of band goes."""
-    key = one.principal_nid, one.room_nid
+    key = change.principal_nid, change.room_nid
     change_set.members.stripped.pop(key, None)
-    earlier = change_set.members.memberships.get(key)
-    entered = one.membership > LEAVE or (earlier is not None and earlier.entered)
-    change_set.members.memberships[key] = one._replace(entered=entered)
+    previous = change_set.members.memberships.get(key)
+    entered = change.membership > LEAVE or (previous is not None and previous.entered)
+    change_set.members.memberships[key] = change._replace(entered=entered)
 
 
-def store_extremities(change_set: ChangeSet, room: RoomChanges, ends: ExtremityChange) -> None:
+def store_extremities(change_set: ChangeSet, room: RoomChanges, change: ExtremityChange) -> None:
     """Set the forward extremities, and mark what is superseded now: gaps and refused events."""
-    room.extremities = ends.extremities
-    change_set.rooms.dropped.update(dict.fromkeys(ends.dropped, room.row.room_nid))
-    for gap in ends.superseded:
+    room.extremities = change.extremities
+    change_set.rooms.dropped.update(dict.fromkeys(change.dropped, room.row.room_nid))
+    for gap in change.superseded:
         change_set.events.add_missing(gap)
-    for row in ends.refused:
+    for row in change.refused:
         now = change_set.events.row_of(row.event_nid)
         change_set.events.change_event(now._replace(superseded=True))
 
@@ -483,9 +486,9 @@ def store_overruled(
     change_set: ChangeSet, row: EventRow, overruled: Iterable[OverruledMembership]
 ) -> None:
     """Replace out-of-band memberships by those of the current state. ``row`` is the cause."""
-    for one in overruled:
-        store_membership(change_set, one.membership)
-        change_set.members.overruled.append((row.room_nid, one.state_key_nid, one.user))
+    for replaced in overruled:
+        store_membership(change_set, replaced.membership)
+        change_set.members.overruled.append((row.room_nid, replaced.state_key_nid, replaced.user))
 
 
 def store_current(

@@ -48,9 +48,9 @@ def auth_rows_of(change_set: ChangeSet, event: Event) -> tuple[list[EventRow], l
     """
     ids = list(dict.fromkeys(auth_ids_of(event)))
     change_set.events.ensure_ids(ids)
-    rows = [usable(change_set.events.row(one)) for one in ids]
+    rows = [usable(change_set.events.row(event_id)) for event_id in ids]
     return [row for row in rows if row is not None], [
-        one for one, row in zip(ids, rows, strict=True) if row is None
+        event_id for event_id, row in zip(ids, rows, strict=True) if row is None
     ]
 
 
@@ -60,7 +60,9 @@ def auth_nids(event: Event, auth_rows: Iterable[EventRow]) -> tuple[int, ...]:
     The version 12 create event is implied by the room id and not among them.
     """
     auth = {row.event_id: row.event_nid for row in auth_rows}
-    return tuple(auth[one] for one in dict.fromkeys(event.auth_event_ids) if one in auth)
+    return tuple(
+        auth[event_id] for event_id in dict.fromkeys(event.auth_event_ids) if event_id in auth
+    )
 
 
 def auth_result(
@@ -79,7 +81,7 @@ def auth_result(
     """
     rows = list(auth_rows)
     events = change_set.events.events_of(row.event_nid for row in rows)
-    claimed = {one.event_id: one for one in events.values()}
+    claimed = {auth_event.event_id: auth_event for auth_event in events.values()}
     rejected = {EventId(row.event_id) for row in rows if row.rejected is not None}
     has_state = before is not None and event.type != CREATE_KEY[0]
     state = (
@@ -111,10 +113,10 @@ def _first_create(change_set: ChangeSet, room: RoomChanges, event: Event) -> str
         return None
     events = change_set.events
     new = (events.new_events[nid].row for nid in events.new_creates.get(room.row.room_nid, ()))
-    known = [row.event_id for row in new if row.rejected is None]
+    create_ids = [row.event_id for row in new if row.rejected is None]
     if room.row.write_version:
-        known += change_set.answers.answer(("create", room.row.room_nid))
-    return next((one for one in known if one != event.event_id), None)
+        create_ids += change_set.answers.answer(("create", room.row.room_nid))
+    return next((event_id for event_id in create_ids if event_id != event.event_id), None)
 
 
 def _soft(
@@ -153,7 +155,7 @@ def state_nid(change_set: ChangeSet, group: Group, key: StateKey) -> int | None:
 
 def _same(state: Mapping[StateKey, Event], claimed: Mapping[EventId, Event]) -> bool:
     """Return whether the state's events are exactly the auth events, which passed already."""
-    return len(state) == len(claimed) and all(one.event_id in claimed for one in state.values())
+    return len(state) == len(claimed) and all(event.event_id in claimed for event in state.values())
 
 
 def _reason(denied: AuthDenied) -> str:
@@ -222,11 +224,11 @@ def _allowed_rooms(rule: Event | None, version: RoomVersion) -> tuple[str, ...] 
         return None
     conditions = rule.content.get("allow")
     return tuple(
-        one["room_id"]
-        for one in (conditions if isinstance(conditions, list) else ())
-        if isinstance(one, dict)
-        and one.get("type") == "m.room_membership"
-        and is_text(one.get("room_id"))
+        condition["room_id"]
+        for condition in (conditions if isinstance(conditions, list) else ())
+        if isinstance(condition, dict)
+        and condition.get("type") == "m.room_membership"
+        and is_text(condition.get("room_id"))
     )
 
 
@@ -243,8 +245,8 @@ def _authoriser(
     """
     levels = PowerLevels.of(state, version)
     needs = levels.named("invite")
-    local = [one for one in _named(state) if server_name_of(one) == change_set.server_name]
-    for user_id in sorted(local, key=lambda one: (-levels.user(one), one)):
+    local = [user for user in _named(state) if server_name_of(user) == change_set.server_name]
+    for user_id in sorted(local, key=lambda user: (-levels.user(user), user)):
         if levels.user(user_id) >= needs and _is_joined(change_set, group, user_id):
             return user_id
     for user_id in change_set.answers.answer(("local_members", room_nid)):
@@ -262,7 +264,7 @@ def _named(state: Mapping[StateKey, Event]) -> set[str]:
     for values in (create.content.get("additional_creators"), levels.get("users")):
         if isinstance(values, list | dict):
             named += values
-    return {one for one in named if isinstance(one, str) and is_user_id(one) and is_text(one)}
+    return {user for user in named if isinstance(user, str) and is_user_id(user) and is_text(user)}
 
 
 def _is_joined(change_set: ChangeSet, group: Group, user_id: str) -> bool:

@@ -43,7 +43,7 @@ from storage.state.groups import Group
 
 Graph = Mapping[int, tuple[int, ...]]
 
-PLACES_AT_ONCE: Final = 256  # limit per event of the first query of `asked`
+PLACES_AT_ONCE: Final = 256  # limit per event of the first query of `reached_by_committed`
 WALKED_STATE: Final = 500  # a state with more entries is too large to walk its auth chain
 
 
@@ -94,11 +94,11 @@ def _reached_by_common(
         if change_set.auth_graph.new_places
         else []
     )
-    found = reach(auth_graph(change_set, new), new) & nids
-    return found | asked(change_set, state, keys, nids - found)
+    reached = reach(auth_graph(change_set, new), new) & nids
+    return reached | reached_by_committed(change_set, state, keys, nids - reached)
 
 
-def asked(
+def reached_by_committed(
     change_set: ChangeSet, state: Group, keys: Collection[int], nids: Iterable[int]
 ) -> set[int]:
     """Return those of these events that the committed common entries reach.
@@ -107,18 +107,20 @@ def asked(
     returns a limited number of those per event, because nearly always one of the first is in the
     state. Events without a hit at the limit are queried again with a larger limit.
     """
-    found: set[int] = set()
+    reached: set[int] = set()
     limit = PLACES_AT_ONCE
     left = frozenset(nids)
     while left:
         reaching = change_set.answers.answer(("reaching", left, limit))
-        found |= {
-            one for one, nid, key in reaching if key not in keys and state.entries.get(key) == nid
+        reached |= {
+            reached_nid
+            for reached_nid, nid, key in reaching
+            if key not in keys and state.entries.get(key) == nid
         }
-        full = Counter(one for one, _, _ in reaching)
-        left = frozenset(nid for nid in left - found if full[nid] == limit)
+        full = Counter(reached_nid for reached_nid, _, _ in reaching)
+        left = frozenset(nid for nid in left - reached if full[nid] == limit)
         limit *= 16
-    return found
+    return reached
 
 
 def auth_graph(change_set: ChangeSet, nids: Iterable[int]) -> Graph:
@@ -129,17 +131,17 @@ def auth_graph(change_set: ChangeSet, nids: Iterable[int]) -> Graph:
     """
     graph: dict[int, tuple[int, ...]] = {}
     committed: set[int] = set()
-    front = list(nids)
-    while front:
-        nid = front.pop()
+    stack = list(nids)
+    while stack:
+        nid = stack.pop()
         if nid in graph or nid in committed:
             continue
-        row = change_set.events.known_row(nid)
+        row = change_set.events.row_in_memory(nid)
         if row is None:
             committed.add(nid)
         else:
             graph[nid] = row.auth_events
-            front.extend(row.auth_events)
+            stack.extend(row.auth_events)
     if committed:
         graph.update(change_set.answers.answer(("auth_graph", frozenset(committed))))
     if lost := {auth for auths in graph.values() for auth in auths if auth not in graph}.union(
@@ -157,12 +159,12 @@ def reach(graph: Graph, nids: Iterable[int]) -> set[int]:
     One of ``nids`` is included only if another reaches it.
     """
     reached: set[int] = set()
-    front = [parent for nid in nids for parent in graph[nid]]
-    while front:
-        nid = front.pop()
+    stack = [parent for nid in nids for parent in graph[nid]]
+    while stack:
+        nid = stack.pop()
         if nid not in reached:
             reached.add(nid)
-            front.extend(graph[nid])
+            stack.extend(graph[nid])
     return reached
 
 
@@ -177,12 +179,12 @@ def _between(graph: Graph, conflicted: set[int]) -> set[int]:
         for parent in graph[nid]:
             children.setdefault(parent, []).append(nid)
     up = set(conflicted)
-    front = list(conflicted)
-    while front:
-        for child in children.get(front.pop(), ()):
+    stack = list(conflicted)
+    while stack:
+        for child in children.get(stack.pop(), ()):
             if child not in up:
                 up.add(child)
-                front.append(child)
+                stack.append(child)
     return down & up
 
 
@@ -192,18 +194,18 @@ def closures(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, Closure] |
     Raise `MissingData` for closures that are not in memory and cannot be computed from it.
     """
     lacking: set[int] = set()
-    found: dict[int, Closure] = {}
+    by_nid: dict[int, Closure] = {}
     for nid in nids:
-        closure = known(change_set, nid)
+        closure = closure_in_memory(change_set, nid)
         if closure is None:
             closure = _closure(change_set, nid, lacking)
         if closure is not None:
-            found[nid] = closure
+            by_nid[nid] = closure
     if not lacking.isdisjoint(change_set.auth_graph.loose):
         return None
     if lacking:
         raise MissingData("closures", lacking)
-    return found
+    return by_nid
 
 
 def _closure(change_set: ChangeSet, nid: int, lacking: set[int]) -> Closure | None:
@@ -214,36 +216,38 @@ def _closure(change_set: ChangeSet, nid: int, lacking: set[int]) -> Closure | No
     events to load.
     """
     stuck: set[int] = set()
-    front = [nid]
-    while front:
-        one = front[-1]
-        row = None if known(change_set, one) is not None else _placed_row(change_set, one)
+    stack = [nid]
+    while stack:
+        top = stack[-1]
+        row = (
+            None if closure_in_memory(change_set, top) is not None else _placed_row(change_set, top)
+        )
         if row is not None and (
-            ahead := [
+            unvisited := [
                 auth
                 for auth in row.auth_events
-                if auth not in stuck and known(change_set, auth) is None
+                if auth not in stuck and closure_in_memory(change_set, auth) is None
             ]
         ):
-            front += ahead
+            stack += unvisited
             continue
-        front.pop()
+        stack.pop()
         if row is not None and stuck.isdisjoint(row.auth_events):
-            change_set.auth_graph.closures[one] = closure_of(
+            change_set.auth_graph.closures[top] = closure_of(
                 [
-                    (change_set.auth_graph.place(auth), own)
+                    (change_set.auth_graph.chain_position(auth), own)
                     for auth in row.auth_events
-                    if (own := known(change_set, auth)) is not None
+                    if (own := closure_in_memory(change_set, auth)) is not None
                 ]
             )
-        elif known(change_set, one) is None:
-            stuck.add(one)
+        elif closure_in_memory(change_set, top) is None:
+            stuck.add(top)
             if row is None:
-                lacking.add(one)
-    return known(change_set, nid)
+                lacking.add(top)
+    return closure_in_memory(change_set, nid)
 
 
-def known(change_set: ChangeSet, nid: int) -> Closure | None:
+def closure_in_memory(change_set: ChangeSet, nid: int) -> Closure | None:
     """Return the closure of an event if it is in memory.
 
     None means only that it is not in memory.
@@ -257,7 +261,7 @@ def _placed_row(change_set: ChangeSet, nid: int) -> EventRow | None:
 
     Then its auth events have positions, too. Return None if that is unknown here.
     """
-    row = change_set.events.known_row(nid)
+    row = change_set.events.row_in_memory(nid)
     if (
         row is change_set.events.pending
         or nid in change_set.auth_graph.places
@@ -267,7 +271,7 @@ def _placed_row(change_set: ChangeSet, nid: int) -> EventRow | None:
     return None
 
 
-KNOWN_STATE: Final = 500  # a state with more entries is too large to load all its closures
+CLOSURES_STATE_MAX: Final = 500  # a state with more entries is too large to load all its closures
 
 
 P = ParamSpec("P")
@@ -318,19 +322,19 @@ def differing(change_set: ChangeSet, states: Sequence[Group], keys: set[int]) ->
     """
     conflicted = [{state.entries[key] for key in keys if key in state.entries} for state in states]
     values = set[int]().union(*conflicted)
-    known = yield from asking(_closures, change_set, values)
-    everywhere = EveryChain([[known[nid] for nid in nids] for nids in conflicted])
+    value_closures = yield from asking(_closures, change_set, values)
+    everywhere = EveryChain([[value_closures[nid] for nid in nids] for nids in conflicted])
     common = CommonReach(change_set, states[0], keys)
-    found: set[int] = set()
+    difference: set[int] = set()
     seen: set[int] = set()
-    front = values
-    while front:
-        parents = (yield from asking(_parents, change_set, front)) - seen
+    frontier = values
+    while frontier:
+        parents = (yield from asking(_parents, change_set, frontier)) - seen
         seen |= parents
-        front = yield from asking(_apart, change_set, parents, everywhere, common)
-        found |= front
+        frontier = yield from asking(_apart, change_set, parents, everywhere, common)
+        difference |= frontier
         yield None
-    return found
+    return difference
 
 
 def _apart(
@@ -343,51 +347,51 @@ def _apart(
 
 
 def reached_anew(
-    change_set: ChangeSet, nids: Collection[int], known: "ChainReach"
+    change_set: ChangeSet, nids: Collection[int], chain: "ChainReach"
 ) -> Steps[set[int]]:
-    """Return the events that these reach and that the auth chain ``known`` lacks."""
-    found: set[int] = set()
-    front = set(nids)
-    while front:
-        parents = (yield from asking(_parents, change_set, front)) - found
-        front = yield from asking(known.lacks, parents)
-        found |= front
+    """Return the events that these reach and that the auth chain ``chain`` lacks."""
+    reached: set[int] = set()
+    frontier = set(nids)
+    while frontier:
+        parents = (yield from asking(_parents, change_set, frontier)) - reached
+        frontier = yield from asking(chain.lacks, parents)
+        reached |= frontier
         yield None
-    return found
+    return reached
 
 
 def between(
     change_set: ChangeSet,
     conflicted: Collection[int],
     lowest: Mapping[int, int],
-    known: Collection[int] = (),
+    walked_before: Collection[int] = (),
 ) -> Steps[set[int]]:
     """Return the events on auth paths from ``conflicted`` to a position in ``lowest`` or above.
 
     ``lowest`` has a number for each target chain (`lowest_of`). The result includes ``conflicted``.
-    Events in ``known`` are not walked again.
+    Events in ``walked_before`` are not walked again.
     """
-    found = set(conflicted)
-    front = set(conflicted)
-    while front:
-        closed = yield from asking(_closures, change_set, front)
+    on_paths = set(conflicted)
+    frontier = set(conflicted)
+    while frontier:
+        closed = yield from asking(_closures, change_set, frontier)
         leading = {nid for nid, closure in closed.items() if _leads(closure, lowest)}
-        found |= leading
-        front = (yield from asking(_parents, change_set, leading)) - found
-        front.difference_update(known)
+        on_paths |= leading
+        frontier = (yield from asking(_parents, change_set, leading)) - on_paths
+        frontier.difference_update(walked_before)
         yield None
-    return found
+    return on_paths
 
 
 def lowest_of(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, int]:
     """Return the lowest number of these events on each chain of the chain cover."""
     lowest: dict[int, int] = {}
     for nid in nids:
-        place = change_set.auth_graph.places.get(nid) or change_set.caches.places.row(nid)
+        position = change_set.auth_graph.places.get(nid) or change_set.caches.places.row(nid)
         # the event being planned may have no position yet; then nothing reaches it
-        if place is not None:
-            lowest[place.chain_nid] = min(
-                place.sequence_number, lowest.get(place.chain_nid, place.sequence_number)
+        if position is not None:
+            lowest[position.chain_nid] = min(
+                position.sequence_number, lowest.get(position.chain_nid, position.sequence_number)
             )
     return lowest
 
@@ -428,10 +432,10 @@ def _parents(change_set: ChangeSet, nids: Collection[int]) -> set[int]:
 
 def _closures(change_set: ChangeSet, nids: Iterable[int]) -> dict[int, Closure]:
     """Return the closures of these events; raise `NotInChainCover` if one has none."""
-    found = closures(change_set, nids)
-    if found is None:
+    by_nid = closures(change_set, nids)
+    if by_nid is None:
         raise NotInChainCover
-    return found
+    return by_nid
 
 
 class EveryChain:
@@ -446,7 +450,7 @@ class EveryChain:
         self._upto: dict[int, int] = {}
 
     def has(self, change_set: ChangeSet, nid: int) -> bool:
-        chain_nid, number = change_set.auth_graph.place(nid)
+        chain_nid, number = change_set.auth_graph.chain_position(nid)
         upto = self._upto.get(chain_nid)
         if upto is None:
             farthest = (
@@ -479,7 +483,7 @@ class CommonReach:
             if left:
                 left -= self._reached_from(entries(left), left)
         if left and not self._is_small:
-            left -= asked(
+            left -= reached_by_committed(
                 self._change_set,
                 self._state,
                 self._keys,
@@ -489,7 +493,7 @@ class CommonReach:
 
     @property
     def _is_small(self) -> bool:
-        return len(self._entries) <= KNOWN_STATE
+        return len(self._entries) <= CLOSURES_STATE_MAX
 
     def _near(self, nids: Collection[int]) -> Iterator[int]:
         """Yield the common entries under the events' own keys."""
@@ -517,10 +521,10 @@ class CommonReach:
                 yield nid
 
     def _reached_from(self, entries: Iterable[int], nids: Collection[int]) -> set[int]:
-        left = {nid: self._change_set.auth_graph.place(nid) for nid in nids}
+        left = {nid: self._change_set.auth_graph.chain_position(nid) for nid in nids}
         others: list[int] = []
         for nid in entries:  # closures in memory first: usually they suffice
-            closure = known(self._change_set, nid)
+            closure = closure_in_memory(self._change_set, nid)
             if closure is None:
                 others.append(nid)
             elif not _strike(left, closure):
@@ -533,7 +537,7 @@ class CommonReach:
 
 def _strike(left: dict[int, ChainPosition], closure: Closure) -> bool:
     """Remove the events that the closure reaches; return whether any are left."""
-    for nid in [nid for nid, place in left.items() if reaches(closure, place)]:
+    for nid in [nid for nid, position in left.items() if reaches(closure, position)]:
         del left[nid]
     return bool(left)
 
@@ -562,13 +566,13 @@ class ChainReach:
         """
         change_set = self._change_set
         change_set.auth_graph.ensure_standing((nid,))
-        place = change_set.auth_graph.place(nid)
+        position = change_set.auth_graph.chain_position(nid)
         key = change_set.events.row_of(nid).state_key_nid
         near = _closures(
             change_set,
             self._entries({KEY_POWER_LEVELS, *self._first, *(() if key is None else (key,))}),
         )
-        if any(reaches(closure, place) for closure in near.values()):
+        if any(reaches(closure, position) for closure in near.values()):
             return True
         return self._by_conflict().has(change_set, nid) or bool(
             CommonReach(change_set, self._state, self._keys).reached((nid,))
@@ -611,11 +615,13 @@ def cover_event(change_set: ChangeSet, row: EventRow) -> ChainEntry | None:
     # no MissingData here: `auth_rows_of` has looked them up by their ids
     rows = [change_set.events.row_of(nid) for nid in row.auth_events]
     parents = [
-        ChainParent(auth.event_nid, change_set.auth_graph.place(auth.event_nid), auth.auth_events)
+        ChainParent(
+            auth.event_nid, change_set.auth_graph.chain_position(auth.event_nid), auth.auth_events
+        )
         for auth in rows
     ]
     own = [
-        parent.place
+        parent.position
         for parent, auth in zip(parents, rows, strict=True)
         if auth.state_key_nid == row.state_key_nid
     ]

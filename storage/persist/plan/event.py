@@ -63,8 +63,9 @@ ACCEPTED = AuthResult()
 class EventDecision(NamedTuple):
     """All that a timeline event changes, as `_store` writes it to the change set.
 
-    ``ends`` are the new forward extremities and ``current`` the new current state, if they change.
-    ``entry`` is the position in the chain cover, ``held`` the outlier stored under the same id.
+    ``extremity_change`` has the new forward extremities and ``current`` the new current state, if
+    they change. ``entry`` is the position in the chain cover, ``stored_row`` the outlier stored
+    under the same id.
     """
 
     row: EventRow
@@ -72,10 +73,10 @@ class EventDecision(NamedTuple):
     before: Group
     after: Group
     current: Group | None
-    ends: ExtremityChange | None
+    extremity_change: ExtremityChange | None
     entry: ChainEntry | None
     redactions: redactions.RedactionEffects
-    held: EventRow | None
+    stored_row: EventRow | None
     overruled: list[out_of_band.OverruledMembership]
 
 
@@ -113,8 +114,8 @@ def plan_whole(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
     if missing:
         return _refused(event, missing)
     if incoming.origin == "outlier":
-        return _plan_outlier(change_set, room, incoming, auth_rows, held=row)
-    return _plan_timeline(change_set, room, incoming, parents, auth_rows, held=row)
+        return _plan_outlier(change_set, room, incoming, auth_rows, stored_row=row)
+    return _plan_timeline(change_set, room, incoming, parents, auth_rows, stored_row=row)
 
 
 def _plan_timeline(
@@ -124,19 +125,19 @@ def _plan_timeline(
     parents: ParentEvents,
     auth_rows: list[EventRow],
     *,
-    held: EventRow | None,
+    stored_row: EventRow | None,
 ) -> AppendResult:
-    nid = _nid(change_set, incoming.event, held)
+    nid = _nid(change_set, incoming.event, stored_row)
     changes = EventChanges(change_set, room)
     try:
-        decision, judged = _decide(changes, incoming, nid, parents, auth_rows, held=held)
+        decision, auth = _decide(changes, incoming, nid, parents, auth_rows, stored_row=stored_row)
     except InvalidEvent as error:
         return invalid(error, incoming.event.event_id)
     _store(changes, decision, incoming.event)
-    return _result(incoming.event, judged)
+    return _result(incoming.event, auth)
 
 
-def _unfit(room: RoomChanges, event: Event, held: EventRow | None) -> AppendResult | None:
+def _unfit(room: RoomChanges, event: Event, stored_row: EventRow | None) -> AppendResult | None:
     """Return the refusal if the event does not fit its room or the row stored under its id.
 
     The room may have become known after the event was parsed, with another version. A version 12
@@ -162,7 +163,7 @@ def _unfit(room: RoomChanges, event: Event, held: EventRow | None) -> AppendResu
             f"read as an event of version {version}, while the room has version {of_room}",
         )
     # possible because in versions 1 and 2 senders choose the event ids
-    if held is not None and held.room_nid != room.row.room_nid:
+    if stored_row is not None and stored_row.room_nid != room.row.room_nid:
         return AppendResult(event.event_id, "duplicate")
     return None
 
@@ -204,15 +205,18 @@ def _unknown_state(
     if not parents.missing:
         return []
     if incoming.state_before is None:
-        return [EventId(one) for one in parents.missing]
+        return [EventId(event_id) for event_id in parents.missing]
     state = room.row.room_nid, incoming.state_before
     if state in change_set.states.complete_states:
         return []
     change_set.events.ensure_ids(incoming.state_before)
-    rows = [(one, out_of_band.usable(change_set.events.row(one))) for one in incoming.state_before]
+    rows = [
+        (event_id, out_of_band.usable(change_set.events.row(event_id)))
+        for event_id in incoming.state_before
+    ]
     missing = [
-        one
-        for one, row in rows
+        event_id
+        for event_id, row in rows
         if row is None or row.state_key_nid is None or row.room_nid != room.row.room_nid
     ]
     if not missing:
@@ -226,28 +230,29 @@ def _plan_outlier(
     incoming: IncomingEvent,
     auth_rows: list[EventRow],
     *,
-    held: EventRow | None,
+    stored_row: EventRow | None,
 ) -> AppendResult:
     """Plan an outlier, which is checked by its auth events alone.
 
-    ``held``: it came out of band before, so its membership is stored and may have changed since.
+    ``stored_row``: it came out of band before, so its membership is stored and may have changed
+    since.
     """
     event = incoming.event
-    judged = auth_result(change_set, room, event, auth_rows, before=None, current=None)
+    auth = auth_result(change_set, room, event, auth_rows, before=None, current=None)
     changes = EventChanges(change_set, room)
-    row = _row(changes, incoming, auth_rows, judged, nid=_nid(change_set, event, held))
-    membership = _own_membership(changes, row, event) if held is None else None
+    row = _row(changes, incoming, auth_rows, auth, nid=_nid(change_set, event, stored_row))
+    membership = _own_membership(changes, row, event) if stored_row is None else None
     entry = cover_event(change_set, row)
     if entry is not None:
-        change_set.auth_graph.add_place(row.event_nid, entry)
-    if held is None:
+        change_set.auth_graph.add_chain_position(row.event_nid, entry)
+    if stored_row is None:
         change_set.events.add_event(row, event)
     else:
         change_set.authorise(row, event)
     if membership is not None:
         store_membership(change_set, membership)
     room.changed = True
-    return _result(event, judged)
+    return _result(event, auth)
 
 
 def _nid(change_set: ChangeSet, event: Event, row: EventRow | None) -> int:
@@ -289,7 +294,7 @@ def _decide(
     parents: ParentEvents,
     auth_rows: list[EventRow],
     *,
-    held: EventRow | None,
+    stored_row: EventRow | None,
 ) -> tuple[EventDecision, AuthResult]:
     """Work out the effects of a timeline event; `_store` writes them to the change set."""
     change_set, room, event = changes.change_set, changes.room, incoming.event
@@ -302,32 +307,43 @@ def _decide(
     current = changes.main_group() if live and room.extremities and not is_back else None
     before, current = supplemented(changes, parents, auth_rows, before, current)
     checked = current if incoming.soft_failed is None else None
-    judged = auth_result(change_set, room, event, auth_rows, before=before, current=checked)
-    if judged == ACCEPTED:
-        judged = _accepted(incoming)
-    row = _row(changes, incoming, auth_rows, judged, nid=nid, placement=placement, before=before)
+    auth = auth_result(change_set, room, event, auth_rows, before=before, current=checked)
+    if auth == ACCEPTED:
+        auth = _accepted(incoming)
+    row = _row(changes, incoming, auth_rows, auth, nid=nid, placement=placement, before=before)
     # so that lookups by nid find the event while its effects are worked out
     change_set.events.pending, change_set.events.pending_event = row, event
-    ends = _ends(changes, row, parents, placement, live=live)
-    after, current, ends = _states(changes, row, before, ends)
+    extremity_change = _extremity_change(changes, row, parents, placement, live=live)
+    after, current, extremity_change = _states(changes, row, before, extremity_change)
     if row.membership == JOIN and row.accepted:
         audience.note_join(changes, event.state_key or "", placement.order)
     row = row.with_state(
         None if after is before else after.state_group,
         audience.of_event(changes, row, before, after),
     )
-    audience.note_place(changes, row.audience or 0, placement.order)
-    _note_moves(changes, placement)
-    found = redactions.find(changes, row, event, before)
-    row = redactions.applied(row, found)
-    has_place = held is not None and held.rejected is None and not held.is_out_of_band
-    entry = None if has_place else cover_event(change_set, row)
+    audience.note_out_of_range(changes, row.audience or 0, placement.order)
+    _note_reordered(changes, placement)
+    redaction_effects = redactions.find(changes, row, event, before)
+    row = redactions.applied(row, redaction_effects)
+    has_position = (
+        stored_row is not None and stored_row.rejected is None and not stored_row.is_out_of_band
+    )
+    entry = None if has_position else cover_event(change_set, row)
     overruled = out_of_band.overruled(changes, current, nid)
-    if held is not None:
+    if stored_row is not None:
         overruled += out_of_band.overruled_by_timeline(changes, row, event, current)
     return EventDecision(
-        row, placement, before, after, current, ends, entry, found, held, overruled
-    ), judged
+        row,
+        placement,
+        before,
+        after,
+        current,
+        extremity_change,
+        entry,
+        redaction_effects,
+        stored_row,
+        overruled,
+    ), auth
 
 
 def _accepted(incoming: IncomingEvent) -> AuthResult:
@@ -339,51 +355,52 @@ def _accepted(incoming: IncomingEvent) -> AuthResult:
     )
 
 
-def _ends(
+def _extremity_change(
     changes: EventChanges, row: EventRow, parents: ParentEvents, placement: Placement, *, live: bool
 ) -> ExtremityChange | None:
     """Return the new forward extremities; None unless live and accepted, or of a superseded gap."""
     gap, superseded = placement.arrived, placement.is_superseded
     if not (superseded or (live and row.accepted)):
         return None
-    ends = extremities_after(
-        changes.change_set, changes.room, row, parents.held, superseded=superseded
+    extremity_change = extremities_after(
+        changes.change_set, changes.room, row, parents.stored, superseded=superseded
     )
     return (
-        ends._replace(dropped=[row.event_nid])
+        extremity_change._replace(dropped=[row.event_nid])
         if gap is not None and is_extremity_again(changes.change_set, changes.room, row, gap)
-        else ends
+        else extremity_change
     )
 
 
 def _states(
-    changes: EventChanges, row: EventRow, before: Group, ends: ExtremityChange | None
+    changes: EventChanges, row: EventRow, before: Group, extremity_change: ExtremityChange | None
 ) -> tuple[Group, Group | None, ExtremityChange | None]:
     """Return the state after the event, the room's current state and the extremities that remain.
 
     The last two are None if the extremities do not change. A single extremity needs no resolution:
     the state after it is the current state.
     """
-    extremities = {} if ends is None else ends.extremities
+    extremities = {} if extremity_change is None else extremity_change.extremities
     alone = list(extremities) == [row.event_nid]
     after = (
         before
         if row.rejected is not None
         else after_event(changes, row, before, becomes_current=alone)
     )
-    if ends is None or alone:
-        return after, None if ends is None else after, ends
+    if extremity_change is None or alone:
+        return after, None if extremity_change is None else after, extremity_change
     kept = topology.kept_extremities(changes, extremities, row, after)
-    ends = ends._replace(
-        extremities=kept, dropped=[*ends.dropped, *(nid for nid in extremities if nid not in kept)]
+    extremity_change = extremity_change._replace(
+        extremities=kept,
+        dropped=[*extremity_change.dropped, *(nid for nid in extremities if nid not in kept)],
     )
-    return after, current_after(changes, kept, row.event_nid, after), ends
+    return after, current_after(changes, kept, row.event_nid, after), extremity_change
 
 
-def _note_moves(changes: EventChanges, placement: Placement) -> None:
-    for nid, order in placement.moves.items():
+def _note_reordered(changes: EventChanges, placement: Placement) -> None:
+    for nid, order in placement.reordered.items():
         row = changes.change_set.events.row_of(nid)
-        audience.note_place(changes, row.audience or 0, order)
+        audience.note_out_of_range(changes, row.audience or 0, order)
         if row.membership == JOIN and row.accepted and row.state_key_nid is not None:
             audience.note_join(
                 changes, changes.change_set.names.state_key_name(row.state_key_nid)[1], order
@@ -394,7 +411,7 @@ def _row(
     changes: EventChanges,
     incoming: IncomingEvent,
     auth_rows: list[EventRow],
-    judged: AuthResult,
+    auth: AuthResult,
     *,
     nid: int,
     placement: Placement | None = None,
@@ -427,14 +444,14 @@ def _row(
         else membership_code(event.content.get("membership")),
         outlier=placement is None,
         backfilled=incoming.origin == "backfill",
-        soft_failed=judged.soft_failed is not None,
+        soft_failed=auth.soft_failed is not None,
         redacted_form=not event.content_hash_valid,
-        rejected=judged.rejected,
+        rejected=auth.rejected,
         prev_events=() if placement is None else placement.prev_events,
         auth_events=auth_nids(event, auth_rows),
         ineffective=False,
-        refused=judged.refused,
-        superseded=True if judged.refused is not None and _is_superseded(placement) else None,
+        refused=auth.refused,
+        superseded=True if auth.refused is not None and _is_superseded(placement) else None,
     )
 
 
@@ -459,22 +476,22 @@ def _store(changes: EventChanges, decision: EventDecision, event: Event) -> None
     old = room.current
     changes.commit()
     if decision.entry is not None:
-        change_set.auth_graph.add_place(row.event_nid, decision.entry)
+        change_set.auth_graph.add_chain_position(row.event_nid, decision.entry)
     _store_event(change_set, decision, event)
     note_time(change_set, room, row)
     if placement.missing and not row.backfilled:
         change_set.events.after_gaps.add(row.event_nid)
     for gap in placement.missing:
         change_set.events.add_missing(
-            gap._replace(superseded=gap.superseded or decision.ends is not None)
+            gap._replace(superseded=gap.superseded or decision.extremity_change is not None)
         )
-    if decision.ends is not None:
-        store_extremities(change_set, room, decision.ends)
+    if decision.extremity_change is not None:
+        store_extremities(change_set, room, decision.extremity_change)
     if placement.arrived is not None:
         change_set.events.drop_missing(placement.arrived)
-    for nid, order in placement.moves.items():
+    for nid, order in placement.reordered.items():
         change_set.events.move_up(change_set.events.row_of(nid), order)
-    room.max_order = max(room.max_order, placement.order, *placement.moves.values())
+    room.max_order = max(room.max_order, placement.order, *placement.reordered.values())
     room.changed = True
     redactions.store(change_set, decision.redactions, row)
     store_overruled(change_set, row, decision.overruled)
@@ -484,12 +501,12 @@ def _store(changes: EventChanges, decision: EventDecision, event: Event) -> None
 
 
 def _store_event(change_set: ChangeSet, decision: EventDecision, event: Event) -> None:
-    if decision.held is None:
+    if decision.stored_row is None:
         change_set.events.add_event(decision.row, event)
         return
-    if decision.held.is_out_of_band:
+    if decision.stored_row.is_out_of_band:
         change_set.authorise(decision.row, event)
-    change_set.place_outlier(decision.row, event)
+    change_set.add_outlier_to_timeline(decision.row, event)
 
 
 def _refused(event: Event, missing: list[EventId]) -> AppendResult:
@@ -502,11 +519,11 @@ def _refused(event: Event, missing: list[EventId]) -> AppendResult:
     )
 
 
-def _result(event: Event, judged: AuthResult) -> AppendResult:
-    if judged.rejected is not None:
-        return AppendResult(event.event_id, "rejected", judged.rejected)
-    if judged.soft_failed is not None:
-        return AppendResult(event.event_id, "soft_failed", judged.soft_failed)
+def _result(event: Event, auth: AuthResult) -> AppendResult:
+    if auth.rejected is not None:
+        return AppendResult(event.event_id, "rejected", auth.rejected)
+    if auth.soft_failed is not None:
+        return AppendResult(event.event_id, "soft_failed", auth.soft_failed)
     return stored(event)
 
 
@@ -588,9 +605,9 @@ def _version_of(change_set: ChangeSet, template: EventTemplate) -> RoomVersion:
 
 def _room(change_set: ChangeSet, template: EventTemplate) -> RoomChanges:
     room_id = template.room_id or ""
-    known = change_set.rooms.room_changes.get(room_id)
-    if known is not None:
-        return known
+    changes = change_set.rooms.room_changes.get(room_id)
+    if changes is not None:
+        return changes
     row = change_set.rooms.room(room_id)
     if row is None or not row.write_version:
         raise UnknownRoom(room_id)
@@ -671,8 +688,8 @@ def _signed(
 ) -> Event:
     """Return the signed event; the one of the plan before if it has the same ancestry."""
     built_on = (
-        tuple(one.event_id for one in ancestry.prev_events),
-        tuple(one.event_id for one in ancestry.auth_events),
+        tuple(citation.event_id for citation in ancestry.prev_events),
+        tuple(citation.event_id for citation in ancestry.auth_events),
     )
     if local.built is None or local.built_on != built_on:
         pdu = unsigned_event(template, version, **ancestry._asdict())

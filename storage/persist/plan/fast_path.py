@@ -44,7 +44,7 @@ from storage.visibility.multirange import Ranges
 #
 # An event takes part when it takes its stream position, so a later change of the room moves none.
 # Deletions need no care either. History is never in time order, nor is a refused event: its sender
-# may not be in the room. Neither is an event from the future (`AHEAD_MS_MAX`).
+# may not be in the room. Neither is an event from the future (`FUTURE_MS_MAX`).
 
 
 def note_time(change_set: ChangeSet, room: RoomChanges, row: EventRow) -> None:
@@ -157,7 +157,7 @@ def _parents(change_set: ChangeSet, room: RoomChanges, event: Event) -> list[Eve
         ):
             return None
         rows.append(row)
-    if not rows or (len(rows) > 1 and not _have_one_state(rows)):
+    if not rows or (len(rows) > 1 and not _share_a_state(rows)):
         return None
     limit = change_set.extremities_max or sys.maxsize
     count = len(room.extremities)
@@ -172,7 +172,7 @@ def _parents(change_set: ChangeSet, room: RoomChanges, event: Event) -> list[Eve
     )
 
 
-def _have_one_state(rows: Sequence[EventRow]) -> bool:
+def _share_a_state(rows: Sequence[EventRow]) -> bool:
     """Return whether these are different events with the same state after them."""
     return len({row.after for row in rows}) == 1 and len({row.event_nid for row in rows}) == len(
         rows
@@ -185,7 +185,7 @@ def _out_of_range(change_set: ChangeSet, room: RoomChanges, number: int, order: 
     if number == room.audience and order > room.max_order:
         return room.out_of_range
     changes = EventChanges(change_set, room)
-    audience.note_place(changes, number, order)
+    audience.note_out_of_range(changes, number, order)
     return changes.out_of_range
 
 
@@ -199,24 +199,26 @@ def _allowed(
     """
     # all that the auth rules read of the event
     like = (event.sender, event.type, event.auth_event_ids, event.room_id)
-    known = change_set.caches.allowed.get(like) or change_set.auth_graph.allowed.get(like)
+    cached = change_set.caches.allowed.get(like) or change_set.auth_graph.allowed.get(like)
     if (
-        known is not None
-        and _is_like(known, before)
-        and (before is current or _is_like(known, current))
+        cached is not None
+        and _is_like(cached, before)
+        and (before is current or _is_like(cached, current))
     ):
-        return known
-    judged = (
-        None if event.type in CONTENT_MATTERS else _judged(change_set, room, event, before, current)
+        return cached
+    checked = (
+        None
+        if event.type in CONTENT_MATTERS
+        else _checked(change_set, room, event, before, current)
     )
-    if judged is not None:
-        change_set.auth_graph.allowed[like] = judged
-    return judged
+    if checked is not None:
+        change_set.auth_graph.allowed[like] = checked
+    return checked
 
 
-def _is_like(known: AuthorisedBefore, group: Group) -> bool:
+def _is_like(authorised: AuthorisedBefore, group: Group) -> bool:
     """Return whether a state has the values with which the event was allowed."""
-    return _state(group, known.member_key) == known.state
+    return _state(group, authorised.member_key) == authorised.state
 
 
 def _state(group: Group, member_key: int) -> tuple[int | None, int | None, int | None]:
@@ -225,7 +227,7 @@ def _state(group: Group, member_key: int) -> tuple[int | None, int | None, int |
     return get(member_key), get(KEY_POWER_LEVELS), get(KEY_CREATE)
 
 
-def _judged(
+def _checked(
     change_set: ChangeSet, room: RoomChanges, event: Event, *states: Group
 ) -> AuthorisedBefore | None:
     """Run the auth checks; return the result if the event is accepted, else None."""

@@ -95,12 +95,12 @@ def _refused_end(
     It must end an invite or a knock. A user other than the member must have sent that event or name
     it as auth event: only servers in the room know its id.
     """
-    held = held_by(change_set, room, event.state_key or "")
-    if held.membership not in (INVITE, KNOCK):
+    membership = stored_membership(change_set, room, event.state_key or "")
+    if membership.membership not in (INVITE, KNOCK):
         return f"{event.state_key} is neither invited nor knocking"
     if is_own:
         return None
-    row = change_set.events.row_of(held.event_nid)
+    row = change_set.events.row_of(membership.event_nid)
     ended = change_set.events.events_of((row.event_nid,))[row.event_nid]
     if event.sender == ended.sender or ended.event_id in event.auth_event_ids:
         return None
@@ -109,7 +109,7 @@ def _refused_end(
     )
 
 
-def held_by(change_set: ChangeSet, room: RoomChanges, user: str) -> StoredMembership:
+def stored_membership(change_set: ChangeSet, room: RoomChanges, user: str) -> StoredMembership:
     """Return a local user's membership in the room, with the changes of this batch."""
     principal = change_set.names.find_principal(user)
     new = (
@@ -121,8 +121,8 @@ def held_by(change_set: ChangeSet, room: RoomChanges, user: str) -> StoredMember
         return StoredMembership(new.membership, new.event_nid)
     if principal is None or principal in change_set.names.newcomers or not room.row.write_version:
         return StoredMembership(0, 0)
-    found = change_set.answers.answer(("membership", room.row.room_nid, principal))
-    return StoredMembership(0, 0) if found is None else StoredMembership(*found)
+    row = change_set.answers.answer(("membership", room.row.room_nid, principal))
+    return StoredMembership(0, 0) if row is None else StoredMembership(*row)
 
 
 def brings_back(change_set: ChangeSet, room: RoomChanges, event: Event) -> bool:
@@ -172,14 +172,16 @@ def overruled(
         or is_resident(change_set, changes.room)
     ):
         return []
-    return [_by_state(changes, current, one, cause_nid) for one in _out_of_band(changes)]
+    return [_by_state(changes, current, change, cause_nid) for change in _out_of_band(changes)]
 
 
 def _out_of_band(changes: EventChanges) -> Iterator[MembershipChange]:
     """Yield the room's out-of-band memberships: stored ones and those of this batch."""
     change_set, room_nid = changes.change_set, changes.room_nid
     new = {
-        key: one for key, one in change_set.members.memberships.items() if one.room_nid == room_nid
+        key: change
+        for key, change in change_set.members.memberships.items()
+        if change.room_nid == room_nid
     }
     if changes.room.row.write_version:
         for principal, membership, event_nid in change_set.answers.answer(
@@ -187,17 +189,17 @@ def _out_of_band(changes: EventChanges) -> Iterator[MembershipChange]:
         ):
             if (principal, room_nid) not in new:
                 yield MembershipChange(principal, room_nid, membership, event_nid, None)
-    yield from (one for one in new.values() if one.cause_nid is None)
+    yield from (change for change in new.values() if change.cause_nid is None)
 
 
 def _by_state(
-    changes: EventChanges, current: Group, one: MembershipChange, cause_nid: int
+    changes: EventChanges, current: Group, change: MembershipChange, cause_nid: int
 ) -> OverruledMembership:
     # without a membership event in the current state, membership and event nid become 0
-    key = changes.change_set.events.row_of(one.event_nid).state_key_nid or 0
+    key = changes.change_set.events.row_of(change.event_nid).state_key_nid or 0
     nid = current.entries.get(key, 0)
     membership = changes.change_set.events.row_of(nid).membership if nid else None
-    now = one._replace(membership=membership or 0, event_nid=nid, cause_nid=cause_nid)
+    now = change._replace(membership=membership or 0, event_nid=nid, cause_nid=cause_nid)
     return OverruledMembership(now, key, changes.change_set.names.state_key_name(key)[1])
 
 
@@ -214,7 +216,7 @@ def overruled_by_timeline(
         return []
     if row.backfilled and row.accepted:
         return []
-    if held_by(change_set, changes.room, user).event_nid != row.event_nid:
+    if stored_membership(change_set, changes.room, user).event_nid != row.event_nid:
         return []
     state = current or changes.main_group()
     nid = 0 if state is None else state.entries.get(row.state_key_nid or 0, 0)

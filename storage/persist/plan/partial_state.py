@@ -45,7 +45,7 @@ from storage.persist.plan.topology import ParentEvents
 from storage.state.groups import REMOVED, Group, derive
 from storage.visibility.multirange import NOTHING
 
-MARK_IS_GONE: Final = "the room is not marked as partial by this join any more"
+NOT_MARKED: Final = "the room is not marked as partial by this join any more"
 
 
 def unmarked(
@@ -60,7 +60,7 @@ def unmarked(
         return None
     join = incoming.event.event_id
     marking = change_set.answers.answer(("partial_join", room.row.room_nid))
-    return None if marking == join else AppendResult(join, "invalid", MARK_IS_GONE)
+    return None if marking == join else AppendResult(join, "invalid", NOT_MARKED)
 
 
 def supplemented(
@@ -94,20 +94,22 @@ def keeping_the_join(changes: EventChanges, states: Sequence[Group]) -> Sequence
     join = _join(changes) if changes.room.row.is_partial and len(states) > 1 else None
     if join is None:
         return states
-    found = _after_join(changes, join, states)
-    if not found or len(found) == len(states):
+    after_join = _after_join(changes, join, states)
+    if not after_join or len(after_join) == len(states):
         return states
     distinct = {state.state_group: state for state in states}
     resolved = resolution(changes, [distinct[number] for number in sorted(distinct)])
     key = join.state_key_nid or 0
-    nid = resolved.get(key, found[0].entries[key])
-    return states if _is_after_join(changes, join, nid) else found
+    nid = resolved.get(key, after_join[0].entries[key])
+    return states if _is_after_join(changes, join, nid) else after_join
 
 
 def _after_join(changes: EventChanges, join: EventRow, states: Iterable[Group]) -> list[Group]:
     """Return those of the states that follow the join: they have it, or a later membership."""
     key = join.state_key_nid or 0
-    return [one for one in states if _is_after_join(changes, join, one.entries.get(key, REMOVED))]
+    return [
+        state for state in states if _is_after_join(changes, join, state.entries.get(key, REMOVED))
+    ]
 
 
 def _is_after_join(changes: EventChanges, join: EventRow, nid: int) -> bool:
@@ -142,9 +144,9 @@ def _stored(changes: EventChanges, group: Group, lacking: dict[int, int]) -> Gro
     """Return the group of a state with these keys added."""
     if not lacking:
         return group
-    known = same_state(changes, derive(group, lacking, 0, NOTHING))
-    if known is not None:
-        return known
+    existing = same_state(changes, derive(group, lacking, 0, NOTHING))
+    if existing is not None:
+        return existing
     new = changes.change_set.states.derive(group, lacking)
     changes.change_set.names.ensure_state_key_names(new.steps[-1].delta)
     number = audience.branch(changes, group, new)

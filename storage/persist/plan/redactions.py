@@ -65,22 +65,22 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
     if not waiting and row.type_nid != TYPE_REDACTION:
         return NONE
     applying = [
-        changes.change_set.events.row_of(one)
-        for one in waiting
-        if row.accepted and _applies(changes, one, row)
+        changes.change_set.events.row_of(nid)
+        for nid in waiting
+        if row.accepted and _applies(changes, nid, row)
     ]
     first = min(applying, key=_rank, default=None)
-    changed = tuple(one._replace(ineffective=False) for one in applying)
-    found = RedactionEffects(
+    changed = tuple(redaction._replace(ineffective=False) for redaction in applying)
+    effects = RedactionEffects(
         None if first is None else first.event_nid,
         changed=changed,
         settled=waiting if row.refused is None else (),
     )
     if row.type_nid != TYPE_REDACTION or not row.accepted:
-        return found
+        return effects
     # senders choose the ids of versions 1 and 2, so an event can name itself
     if event.redacts is None or event.redacts == event.event_id:
-        return found._replace(ineffective=True)
+        return effects._replace(ineffective=True)
     target = changes.change_set.events.row(event.redacts)
     if (
         target is None
@@ -88,28 +88,30 @@ def find(changes: EventChanges, row: EventRow, event: Event, before: Group) -> R
         or target.outlier
         or target.refused is not None
     ):
-        return found._replace(ineffective=True, waits_for=event.redacts)
+        return effects._replace(ineffective=True, waits_for=event.redacts)
     if not target.accepted or not _allowed(changes, row, event, before, target):
-        return found._replace(ineffective=True)
+        return effects._replace(ineffective=True)
     # the two may redact each other: then the target has changed already
-    target = next((one for one in changed if one.event_nid == target.event_nid), target)
-    return found._replace(changed=(*changed, *_redacted(changes, row, target)))
+    target = next(
+        (redaction for redaction in changed if redaction.event_nid == target.event_nid), target
+    )
+    return effects._replace(changed=(*changed, *_redacted(changes, row, target)))
 
 
-def applied(row: EventRow, found: RedactionEffects) -> EventRow:
-    if found.redacted_by is None and not found.ineffective:
+def applied(row: EventRow, effects: RedactionEffects) -> EventRow:
+    if effects.redacted_by is None and not effects.ineffective:
         return row
-    return row._replace(redacted_by=found.redacted_by, ineffective=found.ineffective)
+    return row._replace(redacted_by=effects.redacted_by, ineffective=effects.ineffective)
 
 
-def store(change_set: ChangeSet, found: RedactionEffects, row: EventRow) -> None:
-    for changed in found.changed:
+def store(change_set: ChangeSet, effects: RedactionEffects, row: EventRow) -> None:
+    for changed in effects.changed:
         change_set.events.change_event(changed)
-    if found.waits_for is not None:
-        change_set.events.new_waiting[row.event_nid] = (row.room_nid, found.waits_for)
-    for nid in found.settled:
+    if effects.waits_for is not None:
+        change_set.events.new_waiting[row.event_nid] = (row.room_nid, effects.waits_for)
+    for nid in effects.settled:
         if change_set.events.new_waiting.pop(nid, None) is None:
-            change_set.events.gone_waiting[nid] = None
+            change_set.events.deleted_waiting[nid] = None
 
 
 def _redacted(changes: EventChanges, row: EventRow, target: EventRow) -> tuple[EventRow, ...]:
@@ -168,13 +170,13 @@ class ReadmissionEffects(NamedTuple):
     """All that a readmission changes, as `_store` writes it to the change set."""
 
     row: EventRow
-    ends: ExtremityChange | None
+    extremity_change: ExtremityChange | None
     current: Group | None
     redactions: RedactionEffects
     overruled: list[out_of_band.OverruledMembership]
 
 
-def plan_readmission(change_set: ChangeSet, wanted: Readmission) -> AppendResult:
+def plan_readmission(change_set: ChangeSet, readmission: Readmission) -> AppendResult:
     """Plan the readmission of an event that is stored and refused.
 
     On `MissingData` nothing was changed. The result is "missing_parents" for an event that was
@@ -182,12 +184,12 @@ def plan_readmission(change_set: ChangeSet, wanted: Readmission) -> AppendResult
     cached row from before the event was refused.
     """
     change_set.events.pending = change_set.events.pending_event = None
-    row = change_set.events.row(wanted.event_id)
+    row = change_set.events.row(readmission.event_id)
     if row is None:
-        return AppendResult(wanted.event_id, "missing_parents", "it is not stored")
+        return AppendResult(readmission.event_id, "missing_parents", "it is not stored")
     if row.refused is None and row.accepted and not row.outlier:
         return AppendResult(
-            wanted.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering
+            readmission.event_id, "duplicate", None, row.stream_ordering, row.topological_ordering
         )
     if row.refused is None or row.event_nid in change_set.events.new_events:
         raise StalePlan("a refused event is cached as it was before", event_id=row.event_id)
@@ -204,13 +206,15 @@ def _effects(changes: EventChanges, refused: EventRow, event: Event) -> Readmiss
     # so that lookups by nid find it accepted while its effects are worked out
     change_set.events.pending, change_set.events.pending_event = row, event
     after = changes.group(row.after)
-    ends = _ends(changes, row, is_superseded=bool(refused.superseded))
-    ends, current = _current(changes, row, after, ends)
+    extremity_change = _extremity_change(changes, row, is_superseded=bool(refused.superseded))
+    extremity_change, current = _current(changes, row, after, extremity_change)
     if row.membership == JOIN:
         audience.note_join(changes, event.state_key or "", row.order)
-    found = find(changes, row, event, _before(changes, row))
+    redaction_effects = find(changes, row, event, _before(changes, row))
     overruled = out_of_band.overruled(changes, current, row.event_nid)
-    return ReadmissionEffects(applied(row, found), ends, current, found, overruled)
+    return ReadmissionEffects(
+        applied(row, redaction_effects), extremity_change, current, redaction_effects, overruled
+    )
 
 
 def _before(changes: EventChanges, row: EventRow) -> Group:
@@ -219,7 +223,9 @@ def _before(changes: EventChanges, row: EventRow) -> Group:
     return changes.group(row.state_group_before)
 
 
-def _ends(changes: EventChanges, row: EventRow, *, is_superseded: bool) -> ExtremityChange | None:
+def _extremity_change(
+    changes: EventChanges, row: EventRow, *, is_superseded: bool
+) -> ExtremityChange | None:
     """Return the new forward extremities; None for history.
 
     With ``is_superseded`` they stay. If the events that supersede it are purged, it would be one by
@@ -233,23 +239,25 @@ def _ends(changes: EventChanges, row: EventRow, *, is_superseded: bool) -> Extre
         return ExtremityChange(dict(room.extremities), [], dropped)
     gaps: list[MissingRow] = []
     parents = stored_parents(change_set, row, gaps)
-    ends = extremities_after(change_set, room, row, parents, superseded=False)
-    return ends._replace(superseded=[*ends.superseded, *gaps])
+    extremity_change = extremities_after(change_set, room, row, parents, superseded=False)
+    return extremity_change._replace(superseded=[*extremity_change.superseded, *gaps])
 
 
 def _current(
-    changes: EventChanges, row: EventRow, after: Group, ends: ExtremityChange | None
+    changes: EventChanges, row: EventRow, after: Group, extremity_change: ExtremityChange | None
 ) -> tuple[ExtremityChange | None, Group | None]:
     """Return the extremities that remain and the new current state; None if it stays."""
-    if ends is None or row.event_nid not in ends.extremities:
-        return ends, None
-    if list(ends.extremities) == [row.event_nid]:
+    if extremity_change is None or row.event_nid not in extremity_change.extremities:
+        return extremity_change, None
+    if list(extremity_change.extremities) == [row.event_nid]:
         audience.advance(changes, after)
-        return ends, after
-    kept = topology.kept_extremities(changes, ends.extremities, row, after)
-    gone = (nid for nid in ends.extremities if nid not in kept)
-    ends = ends._replace(extremities=kept, dropped=[*ends.dropped, *gone])
-    return ends, current_after(changes, kept, row.event_nid, after)
+        return extremity_change, after
+    kept = topology.kept_extremities(changes, extremity_change.extremities, row, after)
+    removed = (nid for nid in extremity_change.extremities if nid not in kept)
+    extremity_change = extremity_change._replace(
+        extremities=kept, dropped=[*extremity_change.dropped, *removed]
+    )
+    return extremity_change, current_after(changes, kept, row.event_nid, after)
 
 
 def _store(changes: EventChanges, effects: ReadmissionEffects, event: Event) -> None:
@@ -261,8 +269,8 @@ def _store(changes: EventChanges, effects: ReadmissionEffects, event: Event) -> 
     change_set.readmit(row, event)
     note_time(change_set, room, row)
     room.changed = True
-    if effects.ends is not None:
-        store_extremities(change_set, room, effects.ends)
+    if effects.extremity_change is not None:
+        store_extremities(change_set, room, effects.extremity_change)
     store(change_set, effects.redactions, row)
     store_overruled(change_set, row, effects.overruled)
     if effects.current is not None:

@@ -22,7 +22,7 @@ from storage.visibility.multirange import NOTHING
 
 
 def before_event(
-    changes: EventChanges, given: tuple[EventId, ...] | None, parents: ParentEvents
+    changes: EventChanges, state_before: tuple[EventId, ...] | None, parents: ParentEvents
 ) -> Group:
     """Return the state before an event.
 
@@ -30,10 +30,10 @@ def before_event(
     that the caller gave.
     """
     if parents.missing:
-        return _given(changes, given or (), parents)
-    if not parents.held:
+        return _caller_state(changes, state_before or (), parents)
+    if not parents.stored:
         return empty(changes)
-    states = [changes.group(parent.after) for parent in parents.held]
+    states = [changes.group(parent.after) for parent in parents.stored]
     return merged(changes, [*keeping_the_join(changes, states)])
 
 
@@ -65,9 +65,9 @@ def current_after(
     if not extremities:
         raise StalePlan("no forward extremity is left", room_id=changes.room.row.room_id)
     others = [
-        changes.group(changes.change_set.events.row_of(one).after)
-        for one in extremities
-        if one != nid
+        changes.group(changes.change_set.events.row_of(extremity).after)
+        for extremity in extremities
+        if extremity != nid
     ]
     states = [after, *others] if nid in extremities else others
     current = merged(changes, [*keeping_the_join(changes, states)])
@@ -84,13 +84,13 @@ def empty(changes: EventChanges) -> Group:
         )
         audience.advance(changes, group)
         return group
-    found = same_state(changes, root_group(0, changes.room_nid, Map(), NOTHING))
-    if found is None:
+    existing = same_state(changes, root_group(0, changes.room_nid, Map(), NOTHING))
+    if existing is None:
         raise StorageCorrupt(
             "a room has state groups, but not the empty one that every room begins with",
             room_nid=changes.room_nid,
         )
-    return found
+    return existing
 
 
 def merged(changes: EventChanges, groups: list[Group]) -> Group:
@@ -98,19 +98,21 @@ def merged(changes: EventChanges, groups: list[Group]) -> Group:
     return merged_state(changes, groups, lambda base, change: _sought(changes, base, change))
 
 
-def _given(changes: EventChanges, given: tuple[EventId, ...], parents: ParentEvents) -> Group:
+def _caller_state(
+    changes: EventChanges, event_ids: tuple[EventId, ...], parents: ParentEvents
+) -> Group:
     """Return the group of a state that the caller gave.
 
     A new group is derived from whichever is nearest: the current state or the state after a stored
     parent. The change is kept until the event is planned, because the state may be large.
     """
-    kept, afters = changes.change_set.states.nearest, tuple(row.after for row in parents.held)
-    key = changes.room_nid, changes.main, afters, given
+    kept, afters = changes.change_set.states.nearest, tuple(row.after for row in parents.stored)
+    key = changes.room_nid, changes.main, afters, event_ids
     if key not in kept:
-        entries = _entries(changes.change_set, given)
-        known = same_state(changes, root_group(0, changes.room_nid, entries, NOTHING))
-        if known is not None:
-            return known
+        entries = _entries(changes.change_set, event_ids)
+        existing = same_state(changes, root_group(0, changes.room_nid, entries, NOTHING))
+        if existing is not None:
+            return existing
         candidates = [(base, _between(base.entries, entries)) for base in _bases(changes, parents)]
         kept[key] = min(candidates, key=lambda pair: len(pair[1]))
     elif changes.main is None:
@@ -119,9 +121,9 @@ def _given(changes: EventChanges, given: tuple[EventId, ...], parents: ParentEve
     return _sought(changes, base, change) if change else base
 
 
-def _entries(change_set: ChangeSet, given: tuple[EventId, ...]) -> State:
+def _entries(change_set: ChangeSet, event_ids: tuple[EventId, ...]) -> State:
     """Return a state by key; ids of events that are not stored are left out."""
-    rows = [row for one in given if (row := change_set.events.row(one)) is not None]
+    rows = [row for event_id in event_ids if (row := change_set.events.row(event_id)) is not None]
     return Map({row.state_key_nid: row.event_nid for row in rows if row.state_key_nid is not None})
 
 
@@ -129,7 +131,7 @@ def _bases(changes: EventChanges, parents: ParentEvents) -> list[Group]:
     """Return the states near one that the caller gave: the current one, and those after parents."""
     return [
         changes.main_group() or empty(changes),
-        *(changes.group(parent.after) for parent in parents.held),
+        *(changes.group(parent.after) for parent in parents.stored),
     ]
 
 

@@ -80,13 +80,13 @@ class ResolutionEvents(Mapping[EventId, Event]):
 
     def get(self, event_id: EventId, default: Any = None) -> Any:
         event = self._events.get(event_id)
-        return event or self._look(event_id) or default
+        return event or self._read_in_memory(event_id) or default
 
-    def _look(self, event_id: EventId) -> Event | None:
-        found = self._change_set.events.at_hand(event_id)
-        if found is None:
+    def _read_in_memory(self, event_id: EventId) -> Event | None:
+        cached = self._change_set.events.at_hand(event_id)
+        if cached is None:
             return None
-        row, event = found
+        row, event = cached
         self._events[event_id] = event
         if row.rejected is not None:
             self.rejected.add(event_id)
@@ -249,7 +249,7 @@ class StateResolution:
         if needs is not None:
             raise needs
         # all planning before this call is repeated, so each call gets a time slice of its own
-        if change_set.time_slice.is_over and change_set.time_slice.is_long(
+        if change_set.time_slice.is_used_up and change_set.time_slice.is_long(
             time.perf_counter() - began
         ):
             raise TimeSliceOver
@@ -265,21 +265,21 @@ def _resolved(
     conflict = StateGroupConflict(
         change_set, version, {group.state_group: group for group in states}
     )
-    known = change_set.states.records_of(room.room_nid)
-    record = _nearest(known, conflict.states)
+    records = change_set.states.records_of(room.room_nid)
+    record = _nearest(records, conflict.states)
     try:
         if record is None:
             record = yield from conflict.begun()
         else:
-            known.remove(record)  # changed in place, so no other resolution may continue from it
-            yield from conflict.gone_on(record)
+            records.remove(record)  # changed in place, so no other resolution may continue from it
+            yield from conflict.continued(record)
         is_whole = True
     except NotInChainCover:
         record = yield from conflict.walked()
         is_whole = False
     # a missing event may be stored later, and a walk without the cover lacks parts of the record
     if is_whole and not conflict.loaded.absent:
-        known.append(record)
+        records.append(record)
     return (yield from asking(conflict.values, record))
 
 
@@ -297,7 +297,7 @@ def _nearest(
 class StateGroupConflict:
     """The states to resolve, of a room with version 2 or 2.1 of the algorithm.
 
-    Its methods fill a `ResolutionRecord` in one of three ways: `begun` from the start, `gone_on`
+    Its methods fill a `ResolutionRecord` in one of three ways: `begun` from the start, `continued`
     from an earlier record, and `walked` without the chain cover. `values` reads the result.
     """
 
@@ -340,7 +340,7 @@ class StateGroupConflict:
     def _under(self, key: int) -> set[int]:
         return {group.entries[key] for group in self._groups if key in group.entries}
 
-    def gone_on(self, record: ResolutionRecord) -> Steps[None]:
+    def continued(self, record: ResolutionRecord) -> Steps[None]:
         """Update the record to these states, of which one replaces a recorded one.
 
         Raise `NotInChainCover` if the chain cover lacks an event.
@@ -472,9 +472,9 @@ class StateGroupConflict:
             self._note_decided(record, key)
             changed.discard(key)
         values, entries = dict.fromkeys(record.keys, REMOVED), self._groups[0].entries
-        for one, nid in record.decided.values():
-            if one in values or one not in entries:
-                values[one] = nid
+        for state_key_nid, nid in record.decided.values():
+            if state_key_nid in values or state_key_nid not in entries:
+                values[state_key_nid] = nid
         return values
 
     def _note_decided(self, record: ResolutionRecord, key: StateKey) -> None:
@@ -521,7 +521,7 @@ def _version_1(
         conflicted,
         frozenset[EventId](),
     )
-    while wanted := (
+    while needed := (
         yield from asking(
             lambda: needed_events(
                 *arguments, events, rejected=events.rejected, absent=events.absent
@@ -529,7 +529,7 @@ def _version_1(
         )
     ):
         # in rounds: the loaded events determine which events are needed next
-        yield from asking(events.add, wanted)
+        yield from asking(events.add, needed)
         yield None
     result = yield from asking(
         lambda: resolve_conflicts(*arguments, events, rejected=events.rejected)
@@ -560,9 +560,9 @@ def merged_state(changes: EventChanges, groups: Sequence[Group], new: Derive) ->
     if len(distinct) == 1:
         return groups[0]
     question = frozenset(distinct)
-    known = changes.merged_before(question)
-    if known is not None:
-        return known
+    existing = changes.merged_before(question)
+    if existing is not None:
+        return existing
     states = sorted(distinct.values(), key=lambda group: group.state_group)
     resolved = resolution(changes, states)
     result = _smallest(changes, states, resolved, new)
@@ -629,15 +629,15 @@ def _change(base: Group, target: Mapping[int, int]) -> dict[int, int]:
     return {key: value for key, value in target.items() if base.entries.get(key, REMOVED) != value}
 
 
-def same_state(changes: EventChanges, wanted: Group) -> Group | None:
+def same_state(changes: EventChanges, target: Group) -> Group | None:
     """Return a group of the room that has exactly this state, or None.
 
-    ``wanted`` carries the state and its digest; it need not be a group that will be stored. The
+    ``target`` carries the state and its digest; it need not be a group that will be stored. The
     digest finds candidates, which are then compared key by key. States after one event have no
     digest in the table, mostly (`storage.state.groups.keeps_digest`), and are not found: the
     caller compares with those nearby. A state may so have two groups, which are read alike.
     """
-    digest = wanted.digest
+    digest = target.digest
     candidates = [
         *changes.room.group_digests.get(digest, ()),
         *(group.state_group for group in changes.groups.values()),
@@ -645,6 +645,6 @@ def same_state(changes: EventChanges, wanted: Group) -> Group | None:
     candidates += changes.change_set.answers.answer(("digest", changes.room_nid, digest))
     for number in candidates:
         group = changes.group(number)
-        if group.digest == digest and not changed_keys(group, wanted):
+        if group.digest == digest and not changed_keys(group, target):
             return group
     return None

@@ -34,7 +34,7 @@ class ParentEvents(NamedTuple):
     The others are not stored, stored as outliers, or events of another room.
     """
 
-    held: list[EventRow]
+    stored: list[EventRow]
     missing: list[str]
 
 
@@ -42,15 +42,15 @@ class Placement(NamedTuple):
     """The topological position of an event and what it changes for others.
 
     ``prev_events`` are nids, also of missing events. ``missing`` are the missing parents, with this
-    event among their children. ``arrived`` is the gap that the event fills. ``moves`` are the new
-    positions of reordered events, by nid.
+    event among their children. ``arrived`` is the gap that the event fills. ``reordered`` has the
+    new positions of reordered events, by nid.
     """
 
     prev_events: tuple[int, ...]
     order: int
     missing: list[MissingRow]
     arrived: MissingRow | None
-    moves: dict[int, int]
+    reordered: dict[int, int]
 
     @property
     def is_superseded(self) -> bool:
@@ -70,7 +70,7 @@ def parents_of(change_set: ChangeSet, room: RoomChanges, event: Event) -> Parent
         if row is None or row.outlier or row.room_nid != room.row.room_nid:
             parents.missing.append(event_id)
         else:
-            parents.held.append(row)
+            parents.stored.append(row)
     return parents
 
 
@@ -83,33 +83,33 @@ def placement_of(
     """
     arrived = change_set.events.missing_row(event.event_id)
     if arrived is None and not parents.missing:
-        ordering = topological_ordering.above(parent.order for parent in parents.held)
+        ordering = topological_ordering.next_after(parent.order for parent in parents.stored)
         return Placement(
-            tuple([parent.event_nid for parent in parents.held]), ordering, [], None, {}
+            tuple([parent.event_nid for parent in parents.stored]), ordering, [], None, {}
         )
     children = _children(change_set, arrived)
     ordering = topological_ordering.ordering(
-        (parent.order for parent in parents.held),
+        (parent.order for parent in parents.stored),
         complete=not parents.missing,
         depth=event.depth,
         children=(child.order for child in children),
         room_max=room.max_order,
     )
     gaps = {event_id: _gap(change_set, room, event_id, nid) for event_id in parents.missing}
-    nids = {row.event_id: row.event_nid for row in parents.held} | {
+    nids = {row.event_id: row.event_nid for row in parents.stored} | {
         event_id: gap.event_nid for event_id, gap in gaps.items()
     }
     prev_events = tuple(nids[event_id] for event_id in dict.fromkeys(event.prev_event_ids))
     lowest = min((child.order for child in children), default=ordering + 1)
-    moves = {} if lowest > ordering else _moves(change_set, room, {nid: ordering}, lowest)
+    reordered = {} if lowest > ordering else _reordered(change_set, room, {nid: ordering}, lowest)
     # a parent that must move above the event is its descendant as well
-    if any(parent.event_nid in moves for parent in parents.held):
+    if any(parent.event_nid in reordered for parent in parents.stored):
         raise InvalidEvent(
             "its parents descend from the event itself: a cycle, which only chosen ids can form",
             event_id=event.event_id,
             key="prev_events",
         )
-    return Placement(prev_events, ordering, list(gaps.values()), arrived, moves)
+    return Placement(prev_events, ordering, list(gaps.values()), arrived, reordered)
 
 
 def _children(change_set: ChangeSet, arrived: MissingRow | None) -> list[EventRow]:
@@ -125,15 +125,15 @@ def _gap(change_set: ChangeSet, room: RoomChanges, event_id: str, child_nid: int
 
     An outlier keeps its nid; any other new missing event gets the nid that it will be stored under.
     """
-    known = change_set.events.missing_row(event_id)
-    if known is not None:
-        return known._replace(child_nids=(*known.child_nids, child_nid))
+    gap = change_set.events.missing_row(event_id)
+    if gap is not None:
+        return gap._replace(child_nids=(*gap.child_nids, child_nid))
     outlier = change_set.events.row(event_id)
     nid = change_set.events.nid_for(event_id) if outlier is None else outlier.event_nid
     return MissingRow(nid, event_id, room.row.room_nid, superseded=False, child_nids=(child_nid,))
 
 
-def _moves(
+def _reordered(
     change_set: ChangeSet, room: RoomChanges, start: dict[int, int], lowest: int
 ) -> dict[int, int]:
     """Return the new positions of the events that a new one forces up, by nid.
@@ -143,31 +143,33 @@ def _moves(
     """
     limit = SWEEP_ROWS
     while True:
-        held: list[EventRow] = change_set.answers.answer(
+        stored_rows: list[EventRow] = change_set.answers.answer(
             ("order", room.row.room_nid, lowest, limit)
         )
-        complete = len(held) < limit
-        rows = _in_order(change_set, room, held, lowest, upto=None if complete else held[-1].order)
+        complete = len(stored_rows) < limit
+        rows = _in_order(
+            change_set, room, stored_rows, lowest, upto=None if complete else stored_rows[-1].order
+        )
         # enough: nothing above these rows has to move
-        moved, enough = topological_ordering.moved_up(start, rows)
+        orderings, enough = topological_ordering.raised_orderings(start, rows)
         if enough or complete:
-            return moved
+            return orderings
         limit *= 4
 
 
 def _in_order(
     change_set: ChangeSet,
     room: RoomChanges,
-    held: Iterable[EventRow],
+    stored_rows: Iterable[EventRow],
     lowest: int,
     upto: int | None,
 ) -> list[tuple[int, int, tuple[int, ...]]]:
     """Return (nid, position, parents) in topological order, with this change set's changes applied.
 
-    ``held`` are rows from the database. Rows at ``upto`` and above are left out: at that position
-    the database may have more events than were read.
+    ``stored_rows`` are rows from the database. Rows at ``upto`` and above are left out: at that
+    position the database may have more events than were read.
     """
-    latest = {row.event_nid: change_set.events.rows.get(row.event_id) or row for row in held}
+    latest = {row.event_nid: change_set.events.rows.get(row.event_id) or row for row in stored_rows}
     added = [new.row for new in change_set.events.new_events.values()] + list(
         change_set.events.changed_events.values()
     )
@@ -216,20 +218,20 @@ def extremities_after(
     """
     left = dict(room.extremities)
     refused: list[EventRow] = []
-    ends = ExtremityChange(left, [], refused=refused)
-    front = list(parents)
+    change = ExtremityChange(left, [], refused=refused)
+    stack = list(parents)
     seen: set[int] = set()
-    while front and len(seen) < WALK_EVENTS_MAX:
-        parent = front.pop()
+    while stack and len(seen) < WALK_EVENTS_MAX:
+        parent = stack.pop()
         left.pop(parent.event_nid, None)
         if not _may_end(parent) and parent.event_nid not in seen:
             seen.add(parent.event_nid)
-            front.extend(stored_parents(change_set, parent, ends.superseded))
+            stack.extend(stored_parents(change_set, parent, change.superseded))
             if parent.refused is not None and not parent.superseded:
                 refused.append(parent)
     if _may_end(row) and not superseded:
         left[row.event_nid] = None
-    return ends
+    return change
 
 
 def is_extremity_again(
@@ -261,12 +263,12 @@ def stored_parents(
     Add its missing parents to ``superseded``.
     """
     change_set.events.ensure_rows(row.prev_events)
-    found = [(nid, change_set.events.find_row(nid)) for nid in row.prev_events]
-    for nid, parent in found:
+    parents = [(nid, change_set.events.find_row(nid)) for nid in row.prev_events]
+    for nid, parent in parents:
         gap = change_set.events.gap(nid) if parent is None or parent.outlier else None
         if gap is not None and not gap.superseded:
             superseded.append(gap._replace(superseded=True))
-    return [parent for _, parent in found if parent is not None and not parent.outlier]
+    return [parent for _, parent in parents if parent is not None and not parent.outlier]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -371,22 +373,22 @@ def _needed(
 
     They are not tried: without them that value would be lost.
     """
-    found = set()
+    needed = set()
     for key, value in resolved.items():
         having = [nid for nid in nids if groups[nid].entries.get(key, REMOVED) == value]
         if len(having) == 1:
-            found.add(having[0])
-    return found
+            needed.add(having[0])
+    return needed
 
 
-def _same(base: Group, one: Mapping[int, int], other: Mapping[int, int]) -> bool:
+def _same(base: Group, resolved: Mapping[int, int], other: Mapping[int, int]) -> bool:
     """Return whether two resolutions give the same state.
 
     ``base`` is a state that was resolved in both. A key that a resolution does not list has the
     value of ``base``.
     """
     return all(
-        one.get(key, base.entries.get(key, REMOVED))
+        resolved.get(key, base.entries.get(key, REMOVED))
         == other.get(key, base.entries.get(key, REMOVED))
-        for key in one.keys() | other.keys()
+        for key in resolved.keys() | other.keys()
     )

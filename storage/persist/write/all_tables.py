@@ -198,7 +198,7 @@ def room_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
         "old_room": _old_rooms([room for room in changed if room.row.write_version]),
         "reordered": by_column(
             ("event_nid", "room_nid", "topological_before"),
-            ((nid, *where) for nid, where in change_set.events.moved.items()),
+            ((nid, *where) for nid, where in change_set.events.reordered.items()),
         ),
     }
 
@@ -411,7 +411,7 @@ async def write_around(
     """
     await learn_dictionary(conn, change_set.caches)
     new_events, change_set.events.new_events = change_set.events.new_events, {}
-    change_set.events.moved.clear()
+    change_set.events.reordered.clear()
     try:
         return await _write_all(conn, change_set, author, received_ts)
     finally:
@@ -426,11 +426,11 @@ async def _write_all(
         SQL_WRITE, *arguments(change_set, author, received_ts, invalidated), row=TakenPositionRow
     )
     ids = sorted(row.invalidation_id for row in rows if row.invalidation_id is not None)
-    facts = [
-        (stream_id, [one.cache_name, list(one.keys), received_ts])
-        for stream_id, one in zip(ids, invalidated, strict=True)
+    stream_rows = [
+        (stream_id, [invalidation.cache_name, list(invalidation.keys), received_ts])
+        for stream_id, invalidation in zip(ids, invalidated, strict=True)
     ]
-    return WriteResult(_positions(rows), max(row.writers or 0 for row in rows), facts)
+    return WriteResult(_positions(rows), max(row.writers or 0 for row in rows), stream_rows)
 
 
 def _positions(rows: Sequence[TakenPositionRow]) -> dict[int, int]:

@@ -43,26 +43,26 @@ def dependencies_of(change_set: ChangeSet) -> Dependencies:
     changed = change_set.events.changed_events.values()
     placed = change_set.events.placed.keys() - change_set.events.readmitted.keys()
     own = change_set.events.new_events.keys() | placed
-    gaps = [*change_set.events.new_missing.values(), *change_set.events.gone_missing.values()]
+    gaps = [*change_set.events.new_missing.values(), *change_set.events.deleted_missing.values()]
     waited_for = {gap.event_nid for gap in gaps}
-    ends = chain.from_iterable(
+    extremities = chain.from_iterable(
         room.row.forward_extremities for room in change_set.rooms.room_changes.values()
     )
     parents = _together(row.prev_events for row in chain(rows, changed)).difference(
-        waited_for, ends
+        waited_for, extremities
     )
     standing = parents.union(
         change_set.events.changed_events,
-        change_set.events.gone_waiting,
+        change_set.events.deleted_waiting,
         *(gap.child_nids for gap in gaps),
         _targets(change_set, rows),
     )
-    held = _together(row.auth_events for row in rows).union(
+    referenced = _together(row.auth_events for row in rows).union(
         _entries(change_set), change_set.events.changed_events, _authorised_by(change_set)
     )
     return Dependencies(
         list(standing - own),
-        list(held - change_set.events.new_events.keys()),
+        list(referenced - change_set.events.new_events.keys()),
         list(_groups(change_set, [*rows, *changed])),
     )
 
@@ -89,9 +89,9 @@ def _targets(change_set: ChangeSet, rows: Sequence[EventRow]) -> set[int]:
         if row.type_nid == TYPE_REDACTION and not row.outlier
     )
     targets = (
-        change_set.events.rows.get(one) or change_set.caches.rows.row(one)
-        for one in redacted
-        if one is not None
+        change_set.events.rows.get(event_id) or change_set.caches.rows.row(event_id)
+        for event_id in redacted
+        if event_id is not None
     )
     return {target.event_nid for target in targets if target is not None and not target.outlier}
 
@@ -144,14 +144,14 @@ def invalidations(change_set: ChangeSet) -> list[Invalidation]:
 
 def _overruled(change_set: ChangeSet) -> list[Invalidation]:
     """Return local users whose out-of-band membership ends without a change of the state."""
-    told = {(delta.room_nid, delta.state_key_nid) for delta in change_set.states.deltas}
+    published = {(delta.room_nid, delta.state_key_nid) for delta in change_set.states.deltas}
     room_ids = {
         room.row.room_nid: room.row.room_id for room in change_set.rooms.room_changes.values()
     }
     return [
         Invalidation(CURRENT_STATE, (room_ids[nid], user))
         for nid, key, user in change_set.members.overruled
-        if (nid, key) not in told
+        if (nid, key) not in published
     ]
 
 

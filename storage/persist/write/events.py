@@ -44,14 +44,14 @@ def edge_columns(
 ) -> dict[str, Sequence[object]]:
     """Return the columns of the edges of events; a column without values is empty."""
     columns: dict[str, Sequence[object]] = dict.fromkeys(("prev_distance", *AUTH_DISTANCES), ())
-    auth = [_auth_distances(*one) for one in zip(nids, auth_events, strict=True)]
+    auth = [_auth_distances(*edges) for edges in zip(nids, auth_events, strict=True)]
     columns |= zip(AUTH_DISTANCES, map(sparse, zip(*auth, strict=True)), strict=True)
-    distances = [_prev_distance(*one) for one in zip(nids, prev_events, strict=True)]
+    distances = [_prev_distance(*edges) for edges in zip(nids, prev_events, strict=True)]
     return {
         **columns,
         "prev_distance": distances,
         "prev_events": _left(prev_events, distances),
-        "auth_events": _left(auth_events, (one[0] for one in auth)),
+        "auth_events": _left(auth_events, (four[0] for four in auth)),
     }
 
 
@@ -64,7 +64,7 @@ def _prev_distance(nid: int, parents: Nids) -> int | None:
 def _auth_distances(nid: int, auth: Nids) -> tuple[int | None, ...]:
     """Return the distances of up to four events; None for all of them if one is too far."""
     if len(auth) <= len(AUTH_DISTANCES):
-        distances = tuple([nid - one for one in auth])
+        distances = tuple([nid - auth_nid for auth_nid in auth])
         if not auth or (max(distances) <= FARTHEST and min(distances) >= -FARTHEST):
             return distances + PADDING[len(auth)]
     return NO_DISTANCES
@@ -244,7 +244,7 @@ dropped_extremity AS (
 
 def event_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
     """Return new and changed events, gaps, and redactions that wait for their targets."""
-    filled = [gap.event_nid for gap in change_set.events.gone_missing.values()]
+    filled = [gap.event_nid for gap in change_set.events.deleted_missing.values()]
     return {
         "new_event": new_event_columns(change_set),
         "changed_event": _changed_events(change_set),
@@ -255,7 +255,7 @@ def event_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
             ((nid, *value) for nid, value in change_set.events.new_waiting.items()),
         ),
         "target": by_column(("event_id", "room_nid"), _targets(change_set)),
-        "settled": {"redaction_nid": list(change_set.events.gone_waiting)},
+        "settled": {"redaction_nid": list(change_set.events.deleted_waiting)},
         "dropped": by_column(("event_nid", "room_nid"), change_set.rooms.dropped.items()),
     }
 

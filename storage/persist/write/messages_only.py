@@ -165,17 +165,17 @@ def has_messages_only(change_set: ChangeSet) -> bool:
         change_set.names.new_principals,
         change_set.events.changed_events,
         change_set.events.new_missing,
-        change_set.events.gone_missing,
+        change_set.events.deleted_missing,
         change_set.states.new_groups,
         change_set.states.current_changes,
         change_set.members.memberships,
         change_set.visibility.new_visibility,
         change_set.visibility.new_audiences,
         change_set.events.new_waiting,
-        change_set.events.gone_waiting,
+        change_set.events.deleted_waiting,
         change_set.auth_graph.new_places,
         change_set.rooms.dropped,
-        change_set.events.moved,
+        change_set.events.reordered,
     )
     if any(others) or len(change_set.events.placed) != len(change_set.events.new_events):
         return False

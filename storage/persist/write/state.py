@@ -109,11 +109,11 @@ def _groups(change_set: ChangeSet) -> ColumnValues:
 
 
 def _chains(change_set: ChangeSet) -> dict[str, ColumnValues]:
-    places, links = all_columns(change_set.auth_graph.new_places)
-    texts = (_auth_event(change_set, place.event_nid) for place in places)
+    positions, links = all_columns(change_set.auth_graph.new_places)
+    texts = (_auth_event(change_set, position.event_nid) for position in positions)
     columns = by_column(
         (*ChainColumns._fields, "event_id", "state_key"),
-        ((*place, *text) for place, text in zip(places, texts, strict=True)),
+        ((*position, *text) for position, text in zip(positions, texts, strict=True)),
     )
     return {
         "new_chain_position": {name: sparse(column) for name, column in columns.items()},

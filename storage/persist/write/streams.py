@@ -68,8 +68,8 @@ def invalidation_values(invalidated: Sequence[Invalidation]) -> dict[str, Column
     """Return the facts of the stream "caches"."""
     return {
         "new_invalidation": {
-            "cache_name": [one.cache_name for one in invalidated],
-            "keys_json": [orjson.dumps(one.keys).decode() for one in invalidated],
+            "cache_name": [invalidation.cache_name for invalidation in invalidated],
+            "keys_json": [orjson.dumps(invalidation.keys).decode() for invalidation in invalidated],
         }
     }
 

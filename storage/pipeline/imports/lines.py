@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from storage.errors import InputError, InvalidEvent
-from storage.event import glance
+from storage.event import peek
 from storage.event.ndjson import ORIGINS, READMITTED, SECOND_CREATE, Origin, pdus_of, read_line
 from storage.event.reading import without_stray_keys
 from storage.graph.topological_ordering import topological_sort
@@ -77,7 +77,7 @@ class LineContent(NamedTuple):
     def mended(self) -> "LineContent":
         """Return it without the keys of old servers, if the content hash fits only so."""
         pdu = without_stray_keys(self.pdu)
-        return self if pdu is None else self._replace(pdu=pdu, glanced=glance(pdu) or {})
+        return self if pdu is None else self._replace(pdu=pdu, glanced=peek(pdu) or {})
 
     def steps(self, rank: int) -> list[tuple[int, "LineContent"]]:
         """Return what to do with the event, each with its rank; ``rank`` is that of the row."""
@@ -160,7 +160,7 @@ def read_answer(span: FileRange) -> Iterator[ParsedLine]:
             yield ParsedLine(
                 within + at,
                 base + at,
-                LineContent(pdu, glance(pdu) or {}, None, "backfill", None),
+                LineContent(pdu, peek(pdu) or {}, None, "backfill", None),
                 pdu,
             )
 
@@ -238,7 +238,7 @@ def given_of(raw: bytes) -> LineContent:
     line = read_line(raw)
     return LineContent(
         line.pdu,
-        glance(line.pdu) or {},
+        peek(line.pdu) or {},
         line.room_version,
         line.origin or "live",
         line.state_before,
@@ -261,7 +261,7 @@ def _reason(refused: str | None) -> str | None:
 def _alone(raw: bytes) -> LineContent | None:
     """Return the content of a line that is a PDU; None for other lines."""
     pdu = raw.strip(b" \t\r\n")
-    glanced = glance(pdu)
+    glanced = peek(pdu)
     return (
         None
         if glanced is None or "sender" not in glanced
@@ -278,7 +278,7 @@ def _enveloped(raw: bytes, begin: int) -> LineContent | None:
     after = raw[cut:end]
     members = (_few_members if len(after) <= FEW_BYTES else _members)(after)
     pdu = raw[begin:cut]
-    if members is None or (glanced := glance(pdu)) is None:
+    if members is None or (glanced := peek(pdu)) is None:
         return None  # not an object by itself
     return LineContent(pdu, glanced, *members)
 
@@ -435,7 +435,7 @@ def given_of_row(row: dict[str, Any]) -> LineContent:
     known = cast("Origin", origin)
     return LineContent(
         row["pdu"],
-        glance(row["pdu"]) or {},
+        peek(row["pdu"]) or {},
         row.get("room_version"),
         known,
         None if state is None else tuple(state),

@@ -26,7 +26,7 @@ from storage.errors import StorageCorrupt
 from storage.event import Event
 from storage.event.model import references_of
 from storage.ids import EventId
-from storage.persist.commit.publish import absorb, place
+from storage.persist.commit.publish import absorb, set_positions
 from storage.persist.load.on_demand import load
 from storage.persist.model.caches import NidBlocks, WriterCaches
 from storage.persist.model.change_set import ChangeSet
@@ -170,7 +170,7 @@ class RoomPlanner:
     def _fresh(self) -> ChangeSet:
         change_set = self._new_change_set(NewRoomAnswers(is_first=not self._written))
         change_set.rooms.fresh_rooms |= self._fresh_rooms
-        change_set.rooms.known.update(
+        change_set.rooms.rows.update(
             (room_id, None) for room_id in self._announced if room_id not in self._caches.rooms
         )
         return change_set
@@ -187,7 +187,7 @@ class RoomPlanner:
     def begin(self, room_id: str) -> PlannedRoom:
         """Begin a room that the store does not have."""
         self._announced.add(room_id)
-        self.change_set.rooms.known[room_id] = None
+        self.change_set.rooms.rows[room_id] = None
         return PlannedRoom(room_id)
 
     async def plan(self, parts: Sequence[RoomLines]) -> None:
@@ -238,12 +238,12 @@ class RoomPlanner:
         for nid, (_, target) in change_set.events.new_waiting.items():
             self._redactions[target] = (*self._redactions.get(target, ()), nid)
         for target, nids in list(self._redactions.items()):
-            left = tuple(nid for nid in nids if nid not in change_set.events.gone_waiting)
+            left = tuple(nid for nid in nids if nid not in change_set.events.deleted_waiting)
             if left != nids:
                 self._redactions[target] = left
         self._fresh_rooms |= change_set.rooms.fresh_rooms
         absorb(self._caches, change_set)
-        place(self._caches, change_set, positions)
+        set_positions(self._caches, change_set, positions)
         self.places.clear()
         self.change_set = self._fresh()
         for room_id, room in change_set.rooms.room_changes.items():

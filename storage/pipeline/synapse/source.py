@@ -23,7 +23,7 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.arrow_results import arrow_snapshot
 from storage.errors import InputError, InvalidEvent
-from storage.event import glance
+from storage.event import peek
 from storage.event.ndjson import Origin
 from storage.pipeline.imports.lines import FileRange, LineContent, ParsedLine, place_of, placed
 from storage.pipeline.source.token_bounds import filled
@@ -295,7 +295,7 @@ def _row(
 def _given(
     raw: bytes, version: str | None, origin: Origin, state: list[str] | None
 ) -> LineContent | InvalidEvent:
-    glanced = glance(raw)
+    glanced = peek(raw)
     if glanced is None:
         return InvalidEvent("not JSON" if raw else "this event has no row in event_json")
     return LineContent(raw, glanced, version, origin, None if state is None else tuple(state))
