@@ -59,7 +59,7 @@ class Line:
     ``room_id`` and ``depth`` are the PDU's own, unchecked: enough to sort by, not to store. They
     are None where there is none.
 
-    ``stray_keys``: an import has removed them (`without_stray_keys`).
+    ``stray_keys``: an import has removed them (`without_extra_keys`).
     """
 
     pdu: bytes

@@ -51,8 +51,8 @@ LARGE: Final = 4_096  # bytes, of which a thousand lists could be read
 
 
 _UNSIGNED: Final = "unsigned"
-_STRAY: Final = frozenset({"age_ts", "outlier", "destinations"})
-_STRAY_TEXTS: Final = tuple(f'"{key}"'.encode() for key in sorted(_STRAY))
+_EXTRA_KEYS: Final = frozenset({"age_ts", "outlier", "destinations"})
+_EXTRA_TEXTS: Final = tuple(f'"{key}"'.encode() for key in sorted(_EXTRA_KEYS))
 # A string with the comma before it, or a run of brackets, as nesting may be the defect. An open
 # string ends with the text, so that the search takes linear time.
 _TOKEN: Final = re.compile(
@@ -206,19 +206,19 @@ def _read(raw: bytes, *, strict: bool, header: dict[str, Any] | None = None) -> 
     return Read(value, strict or numbers != "other", raw)
 
 
-def without_stray_keys(raw: bytes) -> bytes | None:
+def without_extra_keys(raw: bytes) -> bytes | None:
     """Return a PDU without the keys of old servers, if its content hash fits only so; else None.
 
     Synapse and Dendrite leave these keys out of the content hash, and the specification does not.
     They are in no signature and no event id.
     """
-    if not any(key in raw for key in _STRAY_TEXTS):
+    if not any(key in raw for key in _EXTRA_TEXTS):
         return None
     try:
         value = json.loads(raw)
-        if type(value) is not dict or _STRAY.isdisjoint(value) or content_hash_fits(value):
+        if type(value) is not dict or _EXTRA_KEYS.isdisjoint(value) or content_hash_fits(value):
             return None
-        rest = {key: member for key, member in value.items() if key not in _STRAY}
+        rest = {key: member for key, member in value.items() if key not in _EXTRA_KEYS}
         return canonical(rest) if content_hash_fits(rest) else None
     except (ValueError, RecursionError, InvalidEvent):  # `read` has the reason
         return None

@@ -34,7 +34,7 @@ from storage.errors import (
 )
 from storage.event import ROOM_VERSIONS, parse, peek
 from storage.event.ndjson import Line, Origin, read_line
-from storage.event.reading import without_stray_keys
+from storage.event.reading import without_extra_keys
 from storage.ids import EventId
 from storage.importing.reading import (
     LINE_BYTES_MAX,
@@ -493,7 +493,7 @@ def _line_of(raw: RawLine) -> Line:
 
 
 def _mended(line: Line) -> Line:
-    pdu = without_stray_keys(line.pdu)
+    pdu = without_extra_keys(line.pdu)
     return line if pdu is None else replace(line, pdu=pdu, stray_keys=True)
 
 

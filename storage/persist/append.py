@@ -107,11 +107,11 @@ class _QueueTurn:
         self.is_taken = False
 
     async def take(self) -> None:
-        self.writer.lookers += 1
+        self.writer.version_waiters += 1
         try:
-            await self.writer.looking_up.acquire()
+            await self.writer.version_lock.acquire()
         except BaseException:
-            self.writer.lookers -= 1
+            self.writer.version_waiters -= 1
             raise
         self.is_taken = True
 
@@ -119,8 +119,8 @@ class _QueueTurn:
         """Let the next call go on. Nothing happens the second time."""
         if self.is_taken:
             self.is_taken = False
-            self.writer.looking_up.release()
-            self.writer.lookers -= 1
+            self.writer.version_lock.release()
+            self.writer.version_waiters -= 1
 
 
 async def _append(
@@ -249,13 +249,13 @@ async def _stored_versions(
         return await _looked_up(database, writer, room_ids)
     cached = _cached_versions(writer, room_ids)
     # A counter, because `Lock.locked` is False between a release and the next waiter's turn.
-    if len(cached) < len(room_ids) or writer.lookers:
-        writer.lookers += 1
+    if len(cached) < len(room_ids) or writer.version_waiters:
+        writer.version_waiters += 1
         try:
-            async with writer.looking_up:
+            async with writer.version_lock:
                 return await _looked_up(database, writer, room_ids)
         finally:
-            writer.lookers -= 1
+            writer.version_waiters -= 1
     return cached
 
 

@@ -46,11 +46,11 @@ def test_an_envelope_says_how_to_store() -> None:
     assert line == Line(PDU.encode(), "4", "backfill", ("$a", "$b"))
     assert (line.room_id, line.depth) == (None, None)
     for text in ('{"room_id":"!r:s","depth":7}', '{"x":1,"pdu":{"room_id":"!r:s","depth":7}}'):
-        glance = read_line(text.encode())
-        assert (glance.room_id, glance.depth) == ("!r:s", 7)
+        line = read_line(text.encode())
+        assert (line.room_id, line.depth) == ("!r:s", 7)
     for text in ('{"room_id":7,"depth":"7"}', '{"depth":NaN}', '{"depth":1e999}', '{"depth":null}'):
-        glance = read_line(text.encode())
-        assert (glance.room_id, glance.depth) == (None, None)
+        line = read_line(text.encode())
+        assert (line.room_id, line.depth) == (None, None)
     assert read_line(f'{{"pdu":{PDU}}}'.encode()) == Line(PDU.encode(), None, None, None)
     assert read_line(
         f'{{"pdu":{PDU},"origin":null,"room_version":null,"state_before":null}}'.encode()

@@ -276,7 +276,7 @@ async def test_a_child_is_queued_after_the_large_batch_of_its_parents(store: Sto
     assert await store.event(child.event_id) is not None
     twice = await asyncio.gather(*(store.append(parents, room_version="11") for _ in range(3)))
     assert {one.outcome for batch in twice for one in batch} == {"duplicate"}
-    assert store.writer.lookers == 0
+    assert store.writer.version_waiters == 0
 
 
 async def test_the_data_of_a_large_batch_is_loaded_in_steps(

@@ -106,7 +106,7 @@ class SlowRooms:
         self._rooms |= request.rooms
         self._more.set()
         if self._task is None:
-            self._task = asyncio.create_task(self._work(), name="storage-writer-lane")
+            self._task = asyncio.create_task(self._work(), name="storage-writer-slow-rooms")
 
     def stop(self) -> None:
         """Cancel the task. Appends in the queue get no result here."""
@@ -283,12 +283,12 @@ class Writer:
             rooms=sizes.rooms,
             names=sizes.names,
         )
-        self.looking_up: asyncio.Lock = asyncio.Lock()
+        self.version_lock: asyncio.Lock = asyncio.Lock()
         """Lock around the look-up of room versions, before appends are queued."""
         self.in_hand: int = 0
         """Number of appends without a result yet: queued, planned or being written."""
-        self.lookers = 0
-        """Number of tasks that hold `looking_up` or wait for it. Later tasks must wait, too."""
+        self.version_waiters = 0
+        """Number of tasks that hold `version_lock` or wait for it. Later tasks must wait, too."""
         self._database = database
         self._attempts = WriteAttempts(
             database, streams, self.caches, server_name=server_name, writer_nid=writer_nid
@@ -485,7 +485,7 @@ class Writer:
             return
         self._next = self._next or self._attempts.plan(after=self._sent)
         left = self._batch_max - self._next.size
-        parts = self._gather(min(self._stretch, left), whole=min(BATCH_EVENTS_MAX, left))
+        parts = self._gather(min(self._batch_target, left), whole=min(BATCH_EVENTS_MAX, left))
         starts = [(request, request.planned - len(part), part) for request, part in parts]
         named = [
             event
@@ -578,7 +578,7 @@ class Writer:
             self._database.measures.writer_statements += conn.statements
 
     @property
-    def _stretch(self) -> int:
+    def _batch_target(self) -> int:
         """Return the target batch size: half of the pending events.
 
         The other half is planned during the write.
@@ -593,7 +593,7 @@ class Writer:
             batch.error = self._database.guard.error()
             self._wake.set()
             return False
-        return not self._queue or batch.size >= self._stretch
+        return not self._queue or batch.size >= self._batch_target
 
     def _taken(self) -> WriteBatch | None:
         """Return the next batch to write, if any, and add its rows to the caches.

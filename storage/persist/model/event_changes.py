@@ -77,7 +77,7 @@ class EventChanges:
             self.room_nid, number
         )
 
-    def stretch(self, low: int, high: int | None) -> Range:
+    def topological_range(self, low: int, high: int | None) -> Range:
         """Return the topological range of the audiences in ``[low, high)``.
 
         It equals disjoint_topological_ranges in the schema.
@@ -159,7 +159,9 @@ class EventChanges:
             (block for block in blocks - self.audiences.keys() if block <= self.current_audience),
         )
         for row in rows:
-            topological_ranges = tuple(self.stretch(low, high) for low, high in row.audiences)
+            topological_ranges = tuple(
+                self.topological_range(low, high) for low, high in row.audiences
+            )
             placed = row._replace(
                 opened_topological=self.opened(row.first_audience),
                 topological_ranges=multirange.union(topological_ranges),

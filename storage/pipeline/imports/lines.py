@@ -23,7 +23,7 @@ from pyarrow import fs
 from storage.errors import InputError, InvalidEvent
 from storage.event import peek
 from storage.event.ndjson import ORIGINS, READMITTED, SECOND_CREATE, Origin, pdus_of, read_line
-from storage.event.reading import without_stray_keys
+from storage.event.reading import without_extra_keys
 from storage.graph.topological_ordering import topological_sort
 from storage.persist.receive import reason_of
 from storage.pipeline.file_systems import below
@@ -76,7 +76,7 @@ class LineContent(NamedTuple):
 
     def mended(self) -> "LineContent":
         """Return it without the keys of old servers, if the content hash fits only so."""
-        pdu = without_stray_keys(self.pdu)
+        pdu = without_extra_keys(self.pdu)
         return self if pdu is None else self._replace(pdu=pdu, glanced=peek(pdu) or {})
 
     def steps(self, rank: int) -> list[tuple[int, "LineContent"]]:
