@@ -7,13 +7,13 @@ which is done again. Several runners on one job take turns. A batch has the numb
 takes about BATCH_SECONDS, and is followed by a pause of the same length.
 """
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
+from storage.database.pace import Pace, fitting
 from storage.errors import StorageCorrupt, StorageError
 
 BATCH_SECONDS: Final = 0.2
@@ -151,6 +151,7 @@ async def run_jobs(
     raised. Earlier batches stay done, and the next run continues after them. ``pause`` is in
     seconds after each batch; None: as long as the batch took.
     """
+    pace = Pace(pause, clock)
     async with database.connection() as conn:
         waiting = [row for row in await jobs(conn) if row.finished_ts is None]
     for row in waiting:
@@ -163,10 +164,10 @@ async def run_jobs(
             )
         await _begin(database, job, row)
         while row.finished_ts is None:
-            begun = clock()
-            row = await _batch(database, job, clock)  # noqa: PLW2901  # the row as it is by now
+            with pace.batch():
+                row = await _batch(database, job, clock)  # noqa: PLW2901  # the row as it is by now
             yield row
-            await asyncio.sleep(clock() - begun if pause is None else pause)
+            await pace.rest()
 
 
 async def _begin(database: Database, job: Job, row: JobRow) -> None:
@@ -182,9 +183,12 @@ async def _batch(database: Database, job: Job, clock: Callable[[], float]) -> Jo
         async with database.transaction() as conn:
             taken = await _taken(conn, job.name)
             if taken.finished_ts is None:  # another runner may have done the last one
-                begun = clock()
-                done = await _done(conn, job, taken)
-                size = fitting(taken.batch_rows, clock() - begun)
+                work = Pace(clock=clock)
+                with work.batch():
+                    done = await _done(conn, job, taken)
+                size = fitting(
+                    taken.batch_rows, work.took_s, goal_s=BATCH_SECONDS, most=BATCH_ROWS_MAX
+                )
                 await conn.execute(SQL_PROGRESS, job.name, done.place, done.rows, size, _now())
             return await _taken(conn, job.name)
     except StorageError as error:
@@ -205,16 +209,6 @@ async def _taken(conn: Connection, name: str) -> JobRow:
     if row is None:
         raise StorageCorrupt("the row of a background job is missing", job=name)
     return row
-
-
-def fitting(rows: int, seconds: float) -> int:
-    """Return the number of rows for the next batch.
-
-    It doubles after a short batch and halves after a long one, within bounds.
-    """
-    if seconds > BATCH_SECONDS:
-        return max(rows // 2, 1)
-    return min(rows * 2, BATCH_ROWS_MAX) if seconds < BATCH_SECONDS / 2 else rows
 
 
 def _now() -> int:

@@ -25,7 +25,6 @@ arrived before it, and the earlier of the clocks of this process and of Postgres
 Source: client-server API, "Redactions". Other servers do the same, mostly after seven days.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -39,6 +38,7 @@ import orjson
 from storage.codec import Dictionary, StoredBytes, decode, encode
 from storage.database.connection import Connection, Database
 from storage.database.deployment import TOLERANCE_MS, earlier_now_ms
+from storage.database.pace import Pace
 from storage.database.placeholders import fill, transposed
 from storage.errors import InputError, InvalidEvent, StorageCorrupt, UnknownRoom
 from storage.event import parse, redact
@@ -264,30 +264,26 @@ async def _batches(
     """Yield the result of each batch, in ascending order of nids."""
     async with database.connection() as conn:
         dictionary = await writers_dictionary(conn)
+    pace = Pace(0 if dry_run else None)
     after = 0
     rows: list[CensoredEventRow] = []
     while not rows or len(rows) == batch:
-        began = time.monotonic()
-        async with database.connection() as conn:
-            rows = await _redacted(conn, after, batch, deadline)
-            if not rows:
-                return
-            wanted = [
-                one
-                for row in rows
-                if row.json is not None
-                and (one := censored_form(row, row.json, dictionary)) is not None
-            ]
-            changed = (
-                len(wanted)
-                if dry_run or not wanted
-                else len(await conn.fetchvals(SQL_CENSOR, *transposed(wanted, 4)))
-            )
+        with pace.batch():
+            async with database.connection() as conn:
+                rows = await _redacted(conn, after, batch, deadline)
+                wanted = _censored_forms(rows, dictionary)
+                changed = (
+                    len(wanted)
+                    if dry_run or not wanted
+                    else len(await conn.fetchvals(SQL_CENSOR, *transposed(wanted, 4)))
+                )
+        if not rows:
+            return
         due = sum(row.is_due for row in rows)
         yield Censored(changed, due - len(wanted), len(wanted) - changed, len(rows) - due)
         after = rows[-1].event_nid
         counted.add(len(rows))
-        await asyncio.sleep(0 if dry_run else time.monotonic() - began)
+        await pace.rest()
 
 
 async def _redacted(
@@ -299,6 +295,17 @@ async def _redacted(
     young = set(await conn.fetchvals(SQL_NOT_DUE, due, *deadline, TOLERANCE_MS) if due else ())
     return [
         row._replace(is_due=False, json=None) if row.event_nid in young else row for row in rows
+    ]
+
+
+def _censored_forms(
+    rows: Sequence[CensoredEventRow], dictionary: Dictionary | None
+) -> list[tuple[int, StoredBytes, bool | None, bool | None]]:
+    """Return what `censored_form` returns of the rows that have bytes, without None."""
+    return [
+        form
+        for row in rows
+        if row.json is not None and (form := censored_form(row, row.json, dictionary)) is not None
     ]
 
 
@@ -564,12 +571,7 @@ async def _events(
         async with database.connection() as conn:
             upto = await end_of_nids(conn, after, last, RANGE) or last
             rows = await conn.fetch(SQL_SENT, after, upto, user_id, BATCH, row=CensoredEventRow)
-            wanted = [
-                one
-                for row in rows
-                if row.json is not None
-                and (one := censored_form(row, row.json, dictionary)) is not None
-            ]
+            wanted = _censored_forms(rows, dictionary)
             changed.removed += await keep_redacted_form(conn, wanted)
         changed.left += len(rows) - len(wanted)
         changed.room_ids.update(row.room_id for row in rows)

@@ -4,12 +4,12 @@ A transaction takes a few connections. Its first statement locks them, so no req
 the second one deletes them with their rooms.
 """
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
+from storage.database.pace import Pace, in_batches
 
 BATCH: Final = 20  # connections, of some thousands of rooms each
 
@@ -41,13 +41,12 @@ async def delete_old_connections(
     It pauses for `Config.purge_pause_ms` after each batch.
     """
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    before, deleted = now - database.config.sliding_connection_keep_ms, 0
-    while True:
-        gone = await database.run(lambda conn: _delete_batch(conn, before, batch))
-        if not gone:
-            return deleted
-        deleted += gone
-        await asyncio.sleep(database.config.purge_pause_ms / 1000)
+    before = now - database.config.sliding_connection_keep_ms
+
+    async def delete() -> int | None:
+        return await database.run(lambda conn: _delete_batch(conn, before, batch)) or None
+
+    return await in_batches(delete, Pace(database.config.purge_pause_ms / 1000))
 
 
 async def _delete_batch(conn: Connection, before: int, batch: int) -> int:
@@ -103,15 +102,18 @@ async def delete_old_transactions(
     It pauses for `Config.purge_pause_ms` after each batch that deleted something.
     """
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
-    before, after, deleted = now - database.config.transaction_keep_ms, 0, 0
-    while True:
+    before, after = now - database.config.transaction_keep_ms, 0
+
+    async def delete() -> int | None:
+        nonlocal after
         async with database.connection() as conn:
             done = await conn.fetchrow(SQL_DELETE_OLD, after, batch, before, row=OldTransactionsRow)
         if done is None or done.last_nid is None:
-            return deleted
-        after, deleted = done.last_nid, deleted + done.deleted
-        if done.deleted:
-            await asyncio.sleep(database.config.purge_pause_ms / 1000)
+            return None
+        after = done.last_nid
+        return done.deleted
+
+    return await in_batches(delete, Pace(database.config.purge_pause_ms / 1000))
 
 
 # --------------------------------------------------------------------------------------------------

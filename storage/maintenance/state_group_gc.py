@@ -15,11 +15,11 @@ The last groups of paths are deleted first, so that the remaining groups can be 
 batches.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, Database
+from storage.database.pace import Pace
 from storage.database.placeholders import fill, int_array, transposed
 from storage.errors import UnknownRoom
 from storage.maintenance.expiry import xmin_horizon
@@ -153,7 +153,7 @@ async def collect(
     if not indexes_proven:
         await prove_indexes(database, WORK, TABLES)
     await register_writer(database)
-    deleted = 0
+    deleted, pace = 0, Pace(database.config.purge_pause_ms / 1000)
     while True:
         garbage = await find(database, room_id)
         freed = 0
@@ -161,7 +161,7 @@ async def collect(
             if start:
                 if counted is not None:
                     counted.within(start / len(garbage.state_groups))
-                await asyncio.sleep(database.config.purge_pause_ms / 1000)
+                await pace.rest()
             freed += await _delete(
                 database,
                 room_id,

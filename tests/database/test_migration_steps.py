@@ -25,7 +25,7 @@ from storage import (
 )
 from storage.database import Database
 from storage.database import migrate as migrating
-from storage.database.background import BATCH_ROWS_MAX, Job, fitting, jobs, run_jobs
+from storage.database.background import BATCH_ROWS_MAX, BATCH_SECONDS, Job, jobs, run_jobs
 from storage.database.migrate import (
     HEAD_REVISION,
     MigrationOptions,
@@ -38,6 +38,7 @@ from storage.database.migrate import (
     script_directory,
 )
 from storage.database.migration_steps import jobs_of
+from storage.database.pace import fitting
 from storage.ids import UserId
 from storage.testing import RoomBuilder
 from tests.database.catalogue import catalogue_of
@@ -395,6 +396,10 @@ async def test_a_job_that_nobody_knows_is_told(dsn: str, newer: MigrationOptions
 
 
 def test_batches_grow_and_shrink_within_bounds() -> None:
-    assert [fitting(100, seconds) for seconds in (0.01, 0.15, 0.3)] == [200, 100, 50]
-    assert fitting(1, 60) == 1
-    assert fitting(BATCH_ROWS_MAX, 0.001) == BATCH_ROWS_MAX
+    def following(rows: int, seconds: float) -> int:
+        return fitting(rows, seconds, goal_s=BATCH_SECONDS, most=BATCH_ROWS_MAX)
+
+    assert [following(100, seconds) for seconds in (0.01, 0.15, 0.3)] == [200, 100, 50]
+    assert following(1, 60) == 1
+    assert following(BATCH_ROWS_MAX, 0.001) == BATCH_ROWS_MAX
+    assert fitting(30, 60, goal_s=BATCH_SECONDS, least=20, most=500) == 20

@@ -218,7 +218,7 @@ async def test_after_an_interruption_it_goes_on(
         raise asyncio.CancelledError
 
     with monkeypatch.context() as patched:
-        patched.setattr("storage.maintenance.censor.asyncio.sleep", interrupt)
+        patched.setattr("storage.database.pace.asyncio.sleep", interrupt)
         with pytest.raises(asyncio.CancelledError):
             await censor(store.database, older_than_ms=0, batch=batch)
     changed = sum(before[one] != now for one, now in (await raw_bytes(store)).items())

@@ -6,9 +6,7 @@ goes, too. Killed anywhere, run it again. A pack without an index, as one that i
 other: it is reported at the end.
 """
 
-import asyncio
 import logging
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, LiteralString
@@ -17,6 +15,7 @@ from storage.codec import LostBytes
 from storage.codec.pack import PackEntry
 from storage.database.archived_bytes import stored_forms
 from storage.database.connection import Database
+from storage.database.pace import Pace
 from storage.database.placeholders import transposed
 from storage.errors import InputError, StorageCorrupt
 from storage.maintenance.cold_archive.pack_rows import (
@@ -115,13 +114,14 @@ async def _return(
         if room_ids is None or one.room_id in room_ids
     ]
     events = lost = 0
+    pace = Pace()
     for start in range(0, len(entries), BATCH):
-        began = time.monotonic()
         part = entries[start : start + BATCH]
-        returned, damaged = await _return_part(database, row, part)
+        with pace.batch():
+            returned, damaged = await _return_part(database, row, part)
         events, lost = events + returned, lost + damaged
         counted.add(len(part))
-        await asyncio.sleep(time.monotonic() - began)
+        await pace.rest()
     return events, lost
 
 

@@ -35,6 +35,7 @@ from storage.database.archived_bytes import (
     write_file,
 )
 from storage.database.connection import Connection, Database
+from storage.database.pace import Pace
 from storage.database.placeholders import transposed
 from storage.errors import ArchiveUnavailable, InputError, StorageCorrupt, UnknownRoom
 from storage.maintenance.cold_archive.pack_rows import (
@@ -276,11 +277,11 @@ def _write(url: str, data: bytes) -> None:
 
 async def _refer(database: Database, pack: int, packed: Sequence[PackedEvent]) -> set[int]:
     """Change these events to refer to the pack; return those that still held what it has."""
-    began = time.monotonic()
-    rows = [(one.event_nid, one.digest, one.reference.to_bytes()) for one in packed]
-    async with database.connection() as conn:
-        changed = await conn.fetchvals(SQL_REFER, pack, *transposed(rows, 3))
-    await asyncio.sleep(time.monotonic() - began)
+    pace, rows = Pace(), [(one.event_nid, one.digest, one.reference.to_bytes()) for one in packed]
+    with pace.batch():
+        async with database.connection() as conn:
+            changed = await conn.fetchvals(SQL_REFER, pack, *transposed(rows, 3))
+    await pace.rest()
     return set(changed)
 
 

@@ -5,14 +5,13 @@ that runs it holds an advisory lock of a session, so a killed process releases i
 resumes the unfinished row.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from time import perf_counter
 from typing import Final, LiteralString, NamedTuple
 
 from storage.config import Config
 from storage.database.connection import Connection, Database
+from storage.database.pace import Pace, fitting
 from storage.database.placeholders import fill
 from storage.errors import PurgeRunning
 from storage.maintenance.purge.cut_point import CutPoint
@@ -231,25 +230,25 @@ class PurgeThrottle:
         self.expected: int | None = None
         """The number of events that the job takes, if it was counted."""
         self.batch: int = min(max(BATCH_MAX // 4, BATCH_MIN), BATCH_MAX)
-        self._pause_ms = config.purge_pause_ms
+        self._pace = Pace(config.purge_pause_ms / 1000)
         self._watcher = watcher
-        self._start = self._waited_s = 0.0
+        self._waited_s = 0.0
 
     @contextmanager
     def measured(self) -> Iterator[None]:
         """Measure one transaction; set the next batch size by its time under the lock (`held`)."""
-        start = self._start = perf_counter()
-        yield
-        took_ms = (perf_counter() - self._start) * 1000
-        self._waited_s = self._start - start
-        if took_ms > HOLD_MS:
-            self.batch = max(self.batch // 2, min(BATCH_MIN, BATCH_MAX))
-        elif took_ms < HOLD_MS / 2:
-            self.batch = min(self.batch * 2, BATCH_MAX)
+        pace = self._pace
+        start = pace.clock()
+        with pace.batch():
+            yield
+        self._waited_s = pace.began - start
+        self.batch = fitting(
+            self.batch, pace.took_s, goal_s=HOLD_MS / 1000, least=BATCH_MIN, most=BATCH_MAX
+        )
 
     def held(self) -> None:
         """Start the clock: the room is locked from now on, and the wait for it does not count."""
-        self._start = perf_counter()
+        self._pace.restart()
 
     def _progress(self, job: PurgeJob) -> Progress:
         if job.phase == "sweep":
@@ -265,4 +264,4 @@ class PurgeThrottle:
         self.report(self._progress(job))
         if self._watcher is not None:
             await self._watcher(job)
-        await asyncio.sleep(max(self._pause_ms / 1000, self._waited_s))
+        await self._pace.rest(least_s=self._waited_s)
