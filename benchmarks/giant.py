@@ -21,8 +21,8 @@ import psutil
 import storage
 from benchmarks.harness import Bench, show
 from storage.pipeline import export_parquet, import_archive
-from storage.pipeline.rebuilding import Rebuilder
 from storage.pipeline.session import session
+from storage.rebuild import Rebuilder
 from storage.testing import SHAPES, GeneratedEvent, stream_room, write_ndjson
 
 SERVER: Final = "s1.test"

@@ -23,6 +23,7 @@ from storage.codec import StoredBytes, decode
 from storage.database.arrow_results import ArrowConnection, arrow_session
 from storage.database.connection import Connection
 from storage.errors import DatabaseConflict, DatabaseError
+from storage.rebuild.planner import GONE
 
 SQL_LOCK_IMPORT: Final[LiteralString] = """
 SELECT pg_try_advisory_lock(1919905646) AS is_free
@@ -127,12 +128,6 @@ class StagedEvent(NamedTuple):
     place: int
     event_id: str
     room_id: str
-
-
-GONE: Final = (
-    "the bytes that an import had staged are gone:"
-    " the database has crashed, or its session was lost; run the import again"
-)
 
 
 @contextmanager
