@@ -1,4 +1,4 @@
-"""`room-storage rebuild-visibility`: rebuild the visibility of a room from its states."""
+"""`room-storage rebuild-visibility`: rebuild a room, with its visibility, from its events."""
 
 from typing import Annotated
 
@@ -15,8 +15,8 @@ from storage.cli.common import (
 from storage.cli.interrupt import UNCHANGED, run
 from storage.cli.output import print_values
 from storage.maintenance.local_server import local_server_name
-from storage.maintenance.repair import rebuild_visibility
 from storage.observability.counters import Report
+from storage.rebuild import rebuild
 
 
 def command(
@@ -29,7 +29,7 @@ def command(
     quiet: QuietOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Rebuild the visibility table of a room from its states. Its writers wait meanwhile."""
+    """Rebuild the derived data of a room from its events. Its writers wait at the end alone."""
     with ProgressDisplay(quiet=quiet) as show:
         run(_rebuild(dsn, server_name, room_id, show), UNCHANGED)
     print_values({"rebuilt": room_id}, as_json=as_json)
@@ -38,4 +38,4 @@ def command(
 async def _rebuild(dsn: str | None, server_name: str | None, room_id: str, show: Report) -> None:
     async with maintained(dsn) as database:
         name = await local_server_name(database, server_name)
-        await rebuild_visibility(database, room_id, server_name=name, report=show)
+        await rebuild(database, room_id, server_name=name, report=show)

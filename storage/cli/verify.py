@@ -1,5 +1,6 @@
 """`room-storage verify`: recompute derived data, report every difference, and repair it."""
 
+import logging
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -15,12 +16,15 @@ from storage.cli.common import (
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.output import ExitCode, amount, print_json, print_rows
 from storage.database.connection import Database
+from storage.errors import StorageCorrupt
 from storage.maintenance.indexes import prove_indexes
 from storage.maintenance.local_server import local_server_name
-from storage.maintenance.repair import repair, repair_positions
 from storage.maintenance.verify import Finding, verify
 from storage.maintenance.verify.run import verify_database
 from storage.observability.counters import Counted, Report
+from storage.rebuild import rebuild, repair_positions
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 RoomsOption = Annotated[
     list[str] | None,
@@ -140,13 +144,16 @@ async def _repaired(
     )
     counted = Counted(show, "repair", len(rooms), "rooms")
     for room_id in rooms:
-        await repair(
-            database,
-            room_id,
-            server_name=server_name,
-            indexes_proven=True,
-            report=lambda one: counted.within(one.share),
-        )
+        try:
+            await rebuild(
+                database,
+                room_id,
+                server_name=server_name,
+                indexes_proven=True,
+                report=lambda one: counted.within(one.share),
+            )
+        except StorageCorrupt as error:  # its findings stay, and other rooms are repaired
+            logger.warning("a room is not repaired: %s", error, extra={"room_id": room_id})
         counted.add()
     shared = any(finding.repairable and finding.room_id is None for finding in found)
     if shared:

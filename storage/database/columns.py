@@ -131,6 +131,9 @@ EVENTS: Final = Table(
 CLAIMED_DEPTH: Final = ColumnList("claimed_depth", ("depth", "topological_ordering"))
 """The function of the schema that reads the depth of an event, and the columns that it takes."""
 
+REDACTION_EFFECTS: Final = ("ineffective", "redacted_by")
+"""The columns of `events` that say what redactions do."""
+
 PREV_NIDS: Final = ColumnList("prev_nids", ("event_nid", "prev_events", "prev_distance"))
 AUTH_NIDS: Final = ColumnList(
     "auth_nids",

@@ -23,7 +23,6 @@ from storage.federation.remote import RemoteError
 from storage.federation.requests import pdus_in
 from storage.federation.room_task import ReadEvents, RoomTask
 from storage.ids import EventId, RoomId, ServerName, StateKey, UserId, server_name_of
-from storage.maintenance import partial_state
 from storage.maintenance.purge.room import forget_claimed_room, is_claimed
 from storage.persist import AppendResult, partial_marks, receive
 from storage.persist.plan.partial_state import NOT_MARKED
@@ -31,6 +30,7 @@ from storage.persist.receive import Pdu
 from storage.queries import gaps
 from storage.queries.federation import KnownRoom, StoredKey, known_rooms
 from storage.queries.gaps import PartialRoom
+from storage.rebuild import complete as complete_state
 from storage.streams.position_poller import follow_once
 
 # --------------------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ async def complete(task: RoomTask, room: PartialRoom) -> bool:
         )
         return False
     store = task.store
-    is_complete = await partial_state.complete(
+    is_complete = await complete_state(
         store.database, task.room_id, fetched.ids, server_name=task.own_name
     )
     await follow_once(store.database, store.streams)  # wakes the syncs of this process now

@@ -4,17 +4,16 @@ Only this package imports pyspark; it needs the extra `spark` and Java 17.
 
   source/        `RoomEvents`, the data source: reader, filters, options, rows, token_bounds; stream
                  has its streaming reads
-  imports/       `import_archive` (run.py) and writes of data frames (data_frame_writer.py), in two
-                 steps:
-                   each line by itself: archive_files, lines, validate; stage stores the bytes,
-                   slim_event makes the events without bytes
-                   rooms that the store does not have: load_rooms, room_bundles, plan_rooms,
-                   bulk_write, intern_names; rooms that it has: append_events, line_order
+  imports/       `import_archive` (run.py) and writes of data frames (stage_rows.py), in two steps:
+                   each line by itself: lines, validate; stage stores the bytes, and intern_names
+                   bundles of events without bytes
+                   rooms that the store does not have: load_rooms, plan_rooms, with the planner of
+                   `storage.rebuild`; rooms that it has: append_events
   synapse/       a Synapse's database as a source, and `import_synapse`, which keeps a checkpoint
   export.py     `export_parquet`
   mirroring.py  `mirror` and `mirrored`; lake/ has the work, and needs the extra `lake`
   answers.py    `answers`: `QUESTIONS` about a mirror, refreshed by the days that changed
-  verify_rooms.py, rebuilding/   `verify` and `rebuild`
+  verify_rooms.py  `verify` and `rebuild`, with `storage.rebuild` in each task
   stats/         `statistics`, and its page with plots
   session.py  turns failures in executors into our errors; a Spark session with settings for one
               machine

@@ -3,7 +3,7 @@
 The functions are those that process one room in one process. Large rooms are distributed by size,
 so that a giant one does not delay the rest. Tasks read the ids of the others themselves. A
 verifying task has one connection at a time, and reads each room in a separate snapshot. A
-rebuilding task has two, and locks a room only to swap it (`storage.pipeline.rebuilding`). Writers
+rebuilding task has two, and locks a room only to swap it (`storage.rebuild`). Writers
 go on.
 """
 
@@ -30,10 +30,10 @@ from storage.maintenance.local_server import local_server_name
 from storage.maintenance.verify import Finding, verify_database, verify_room
 from storage.maintenance.verify.graph import finding_of, hide_facts
 from storage.pipeline.imports.run import LARGE_SHARE, deal
-from storage.pipeline.rebuilding import Rebuilder
 from storage.pipeline.session import Batches, dealt_work, executor_errors, parallelism, taken_work
 from storage.pipeline.source.filters import split
 from storage.pipeline.source.rows import spark_ddl
+from storage.rebuild import Rebuilder
 
 T = TypeVar("T")
 

@@ -18,11 +18,11 @@ from storage.database import Database
 from storage.importing import Import, Rejects
 from storage.maintenance.censor import censor
 from storage.maintenance.purge import purge_history, purge_retention, purge_room, resume
-from storage.maintenance.repair import rebuild_visibility, repair
 from storage.maintenance.state_group_gc import collect_all
 from storage.maintenance.totals import Total, event_total
 from storage.maintenance.verify import verify
 from storage.observability.counters import Progress, Report
+from storage.rebuild import rebuild
 from storage.testing import RoomBuilder, build_room, write_ndjson
 from tests.cli.running import ROOT, environment
 from tests.maintenance.rooms import LIVELY, SERVER
@@ -177,16 +177,14 @@ async def test_each_job_reports_its_phases(dsn: str, database: Database) -> None
         "censor",
     )
     await run(
-        lambda report: rebuild_visibility(
-            database, first.room_id, report=report, server_name=SERVER
-        ),
+        lambda report: rebuild(database, first.room_id, report=report, server_name=SERVER),
         "compare indexes",
-        "rebuild visibility",
+        "rebuild",
     )
     await run(
-        lambda report: repair(database, first.room_id, report=report, server_name=SERVER),
+        lambda report: rebuild(database, first.room_id, report=report, server_name=SERVER),
         "compare indexes",
-        "rebuild visibility",
+        "rebuild",
     )
     await run(
         lambda report: purge_history(

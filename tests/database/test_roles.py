@@ -18,8 +18,8 @@ from storage.database.deployment import checked_prefix, grant, grants_sql
 from storage.database.migrate import MigrationOptions, current_revision, migrate
 from storage.maintenance.censor import Censored, censor
 from storage.maintenance.purge import purge_history, purge_room
-from storage.maintenance.repair import rebuild_visibility, repair, repair_positions
 from storage.maintenance.state_group_gc import collect
+from storage.rebuild import rebuild, repair_positions
 from storage.replication import Client, Server
 from storage.testing import RoomBuilder, build_room, deliver_with_gap
 from tests.cli.running import ROOT, room_storage, room_storage_beside
@@ -338,8 +338,8 @@ async def test_a_purger_collects_and_mends(logins: Logins) -> None:
             ):
                 assert (await conn.execute(f"DELETE FROM {table}")) != "DELETE 0", table
             assert await conn.execute("UPDATE auth_chains SET link_1 = NULL") != "UPDATE 0"
-        await repair(database, room.room_id, server_name=SERVER)
-        await rebuild_visibility(database, room.room_id, server_name=SERVER)
+        await rebuild(database, room.room_id, server_name=SERVER)
+        await rebuild(database, room.room_id, server_name=SERVER)
         await repair_positions(database)
         assert await findings(store) == []
         async with database.transaction() as conn:

@@ -5,8 +5,8 @@ import pytest
 
 import storage
 from storage import PermissionRefused, ServerName
-from storage.maintenance import partial_state
 from storage.persist import partial_marks
+from storage.rebuild import complete
 from storage.testing import RoomBuilder
 from tests.database.test_roles import ALICE, QUICK, Logins, logins, role_of
 from tests.maintenance.rooms import SERVER
@@ -30,12 +30,12 @@ async def test_both_roles_together_complete_a_partial_room(logins: Logins) -> No
         given = {join.event_id: [one for one in state if one != room.events[-2].event_id]}
         await store.append([join.pdu], room_version="12", state_before=given)
         with pytest.raises(PermissionRefused):
-            await partial_state.complete(store.database, room.room_id, state, server_name=SERVER)
+            await complete(store.database, room.room_id, state, server_name=SERVER)
         assert [one.room_id for one in await store.partial_rooms()] == [room.room_id]
         owner = await asyncpg.connect(logins.owner)
         try:
             await owner.execute(f'GRANT room_storage_purger TO "{role_of(logins.runtime)}"')
         finally:
             await owner.close()
-        assert await partial_state.complete(store.database, room.room_id, state, server_name=SERVER)
+        assert await complete(store.database, room.room_id, state, server_name=SERVER)
         assert len(await store.member_ids(room.room_id)) == 3

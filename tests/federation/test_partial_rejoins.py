@@ -16,7 +16,7 @@ import pytest
 
 import storage
 from storage import Store, UserId
-from storage.maintenance.repair import repair
+from storage.rebuild import rebuild
 from storage.testing import BuiltEvent, RoomBuilder, signing_key
 from tests.federation.built_remote import BuiltRemote
 from tests.federation.partial import omitted
@@ -76,7 +76,7 @@ async def test_an_old_extremity_does_not_undo_the_join(
             assert USER in members
             assert await received(replica, question) == {"stored"}
             await look(store, room, other)
-            await repair(store.database, room.room_id, server_name=SERVER)
+            await rebuild(store.database, room.room_id, server_name=SERVER)
             await look(store, room, other)
             assert await replica.receiver.complete(room.room_id)
             assert await findings(store) == []

@@ -18,8 +18,8 @@ from storage.maintenance.archive import rooms_to_archive
 from storage.maintenance.cold_archive import return_events
 from storage.maintenance.cold_archive.sweep import DAY_MS, DAYS, archive_sizes
 from storage.maintenance.reencode import encode_batch
-from storage.pipeline.rebuilding import Rebuilder
 from storage.pipeline.source.rows import decoded
+from storage.rebuild import Rebuilder
 from storage.testing import RoomBuilder, build_room
 from tests.cli.running import room_storage
 from tests.maintenance.archived import (

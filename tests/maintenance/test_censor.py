@@ -19,7 +19,7 @@ from storage.event.ndjson import read_line
 from storage.ids import EventId
 from storage.maintenance.archive import archive, rooms_to_archive
 from storage.maintenance.censor import SQL_REDACTED, Censored, CensoredEventRow, censor
-from storage.maintenance.repair import repair
+from storage.rebuild import rebuild
 from storage.testing import Odd, RoomBuilder, build_room
 from storage.testing.assembly import text
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
@@ -295,7 +295,7 @@ async def test_rooms_go_on_as_if_nothing_had_been_censored(
                 if censoring:
                     assert (await censor(store.database, older_than_ms=0, batch=7)).censored > 0
                     assert await findings(store) == []
-                    await repair(store.database, room.room_id, server_name=SERVER)
+                    await rebuild(store.database, room.room_id, server_name=SERVER)
                     assert await findings(store) == []
         async with storage.open(target, server_name=SERVER) as store:
             tables.append(without_bytes(await logical_tables(store.database)))

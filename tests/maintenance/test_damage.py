@@ -12,8 +12,8 @@ import pytest
 import storage
 from storage import StorageCorrupt, UserId
 from storage.database import Database
-from storage.maintenance.repair import repair, repair_positions
 from storage.maintenance.verify import Finding, verify
+from storage.rebuild import rebuild, repair_positions
 from storage.testing import Odd, RoomBuilder, build_room, deliver_with_gap
 from tests.long_run import long_run
 from tests.maintenance.rooms import LIVELY, SERVER, deliver
@@ -79,8 +79,8 @@ DAMAGES = {
     ),
     "flag of a wrong hash": Damage(
         f"UPDATE events SET redacted_form = NOT redacted_form WHERE event_nid = {ONE_MESSAGE}",
-        {"bytes"},
-        mended=False,
+        {"columns"},
+        mended=True,
     ),
     "event id": Damage(
         f"UPDATE events SET event_id = '$x' WHERE event_nid = {ONE_MESSAGE}",
@@ -432,6 +432,10 @@ DAMAGES = {
 }
 
 
+REFUSED = {"event id"}
+"""Others name the event by its id, so its bytes are needed: they are restored from a backup."""
+
+
 @pytest.fixture(scope="module")
 def room() -> RoomBuilder:
     return build_room(
@@ -478,7 +482,11 @@ async def test_damage_is_found_and_mended(database: Database, room: RoomBuilder,
     assert done.rpartition(" ")[2] != "0", "nothing to damage: the test says nothing"
     found = await findings(database)
     assert {finding.check for finding in found} == damage.found, "\n".join(map(str, found))
-    await repair(database, room.room_id, server_name=SERVER)
+    if name in REFUSED:
+        with pytest.raises(StorageCorrupt):
+            await rebuild(database, room.room_id, server_name=SERVER)
+    else:
+        await rebuild(database, room.room_id, server_name=SERVER)
     await repair_positions(database)
     left = [] if damage.mended else [finding for finding in found if not finding.repairable]
     after = await findings(database)
@@ -498,5 +506,5 @@ async def test_nothing_is_derived_from_states_whose_keys_have_no_names(
     found = await findings(database)
     assert any("without a row in state_keys" in finding.found for finding in found)
     with pytest.raises(StorageCorrupt, match="without a row in state_keys"):
-        await repair(database, room.room_id, server_name=SERVER)
+        await rebuild(database, room.room_id, server_name=SERVER)
     assert list(map(str, await findings(database))) == list(map(str, found))

@@ -8,7 +8,7 @@ import pytest
 import storage
 from storage import StorageCorrupt
 from storage.maintenance.indexes import lies
-from storage.maintenance.repair import repair, repair_positions
+from storage.rebuild import rebuild, repair_positions
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER, findings
 
@@ -75,7 +75,7 @@ async def test_a_doubled_event_is_named_and_repaired(dsn: str, kind: str) -> Non
         assert found["doubled_events"].found.startswith("stored twice: nids ")
         assert "member_counts" in found, "the other checks go on"
         assert "indexes" not in found, "the index has each row"
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         await repair_positions(store.database)
         assert await findings(store) == []
         assert await store.current_state(room.room_id) == dict(room.state)
@@ -97,7 +97,7 @@ async def test_both_rows_have_children(dsn: str, kind: str) -> None:
             f"'{room.events[-1].event_id}'",
         )
         assert "doubled_events" in {finding.check for finding in await findings(store)}
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         await repair_positions(store.database)
         assert [str(one) for one in await findings(store) if one.check == "doubled_events"] == []
         assert await findings(store) == []
@@ -143,10 +143,10 @@ async def test_only_an_index_that_misses_rows_lets_an_event_be_stored_twice(dsn:
         assert [one.outcome for one in await store.append(room.pdus[-3:-2])] == ["stored"]
         assert {finding.check for finding in await findings(store)} == {"indexes"}
         with pytest.raises(StorageCorrupt, match="events_event_id_idx"):
-            await repair(store.database, room.room_id, server_name=SERVER)
+            await rebuild(store.database, room.room_id, server_name=SERVER)
         async with store.database.connection() as conn:
             await conn.execute("REINDEX INDEX events_event_id_idx")
         assert await lies(store.database) == []
         assert "doubled_events" in {finding.check for finding in await findings(store)}
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         assert await findings(store) == []

@@ -10,8 +10,8 @@ from storage.database.connection import Database
 from storage.errors import StorageCorrupt
 from storage.maintenance.censor import censor
 from storage.maintenance.purge import purge_history, purge_retention, purge_room, resume
-from storage.maintenance.repair import rebuild_visibility, repair, repair_positions
 from storage.maintenance.state_group_gc import collect, collect_all
+from storage.rebuild import rebuild, repair_positions
 from storage.testing import RoomBuilder, build_room
 from tests.cli.running import room_storage_beside
 from tests.maintenance.damaging import not_ready, rows_of_all_tables
@@ -52,9 +52,9 @@ WORKS: dict[str, Work] = {
     "retention": purge_by_policy,
     "resumed purges": resume_purges,
     "censor": lambda store, _: censor(store.database, older_than_ms=0),
-    "repair": lambda store, room: repair(store.database, room.room_id, server_name=SERVER),
+    "repair": lambda store, room: rebuild(store.database, room.room_id, server_name=SERVER),
     "repair of positions": lambda store, _: repair_positions(store.database),
-    "rebuild of visibility": lambda store, room: rebuild_visibility(
+    "rebuild of visibility": lambda store, room: rebuild(
         store.database, room.room_id, server_name=SERVER
     ),
 }

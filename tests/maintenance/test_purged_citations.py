@@ -7,7 +7,7 @@ import pytest
 import storage
 from storage import Store
 from storage.maintenance.purge import purge_room
-from storage.maintenance.repair import repair
+from storage.rebuild import rebuild
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER, findings
 
@@ -35,7 +35,7 @@ async def test_of_another_room(store: Store, version: str, kind: str) -> None:
     assert await findings(store) == []
     await purge_room(store.database, other.room_id, server_name=SERVER, force=True)
     assert await findings(store) == []
-    await repair(store.database, room.room_id, server_name=SERVER)
+    await rebuild(store.database, room.room_id, server_name=SERVER)
     assert await findings(store) == []
     kept = await store.event(bad.event_id)
     assert kept is not None

@@ -11,15 +11,15 @@ import orjson
 import pytest
 
 import storage
-from storage import Store
+from storage import StorageCorrupt, Store
 from storage.database import Database
 from storage.event import Event, content_hash, event_id
-from storage.maintenance.repair import repair
 from storage.maintenance.verify import Finding
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import RoomChanges
 from storage.persist.plan import event as plan_event
 from storage.persist.plan.auth_checks import AuthResult, auth_result
+from storage.rebuild import rebuild
 from storage.streams.invalidate_caches import register_writer
 from storage.testing import RoomBuilder
 from tests.maintenance.damaging import rows_of_all_tables
@@ -101,7 +101,7 @@ async def test_a_room_rejected_by_the_version_of_another(
         assert {finding.room_id for finding in found} == {room.room_id for room in wronged}
         assert any(finding.repairable for finding in found)
         for room in wronged:
-            await repair(store.database, room.room_id, server_name=SERVER)
+            await rebuild(store.database, room.room_id, server_name=SERVER)
         assert await findings(store) == []
         if versions[0] != "11":  # ids differ: what named the right ones was not stored
             await store.append(pdus)
@@ -127,7 +127,7 @@ async def test_ids_of_another_version(dsn: str, fresh: Store) -> None:
         assert [(finding.expected, finding.repairable) for finding in wrong] == [
             (room.events[2].event_id, True)
         ]
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         assert await findings(store) == []
         held = await store.events([event.event_id for event in room.events])
         assert list(held) == [event.event_id for event in room.events[:3]]
@@ -187,7 +187,7 @@ async def assert_version_repaired(dsn: str, fresh: Store, room: RoomBuilder, wro
     async with opened(dsn) as store:
         said = next(finding for finding in await findings(store) if finding.check == "room_version")
         assert (said.found, said.expected, said.repairable) == (wrong, room.version, True)
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         assert await findings(store) == []
         await store.append(room.pdus)  # what could not be stored, as its parents had other ids
         await assert_as_fresh(store, fresh, [room])
@@ -214,7 +214,8 @@ async def test_a_create_event_that_cannot_create_its_room(dsn: str) -> None:
                 finding for finding in await findings(store) if finding.check == "create_event"
             ]
             assert (said.repairable, said.subject) == (False, (event_id(claim, "11"),))
-            await repair(store.database, room.room_id, server_name=SERVER)
+            with pytest.raises(StorageCorrupt, match="depends on are not stored"):
+                await rebuild(store.database, room.room_id, server_name=SERVER)
 
 
 async def test_a_rejected_event_in_the_middle(dsn: str, fresh: Store) -> None:
@@ -237,7 +238,7 @@ async def test_a_rejected_event_in_the_middle(dsn: str, fresh: Store) -> None:
             before = (await store.sync(admin)).next_batch
             await store.append(room.pdus[-1:])
         assert checks(await findings(store)) == {"rejected"}
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         await assert_as_fresh(store, fresh, [room])
         with pytest.raises(storage.ResyncNeeded):
             await store.sync(admin, since=before)
@@ -273,7 +274,7 @@ async def test_clients_learn_of_it_by_their_next_sync(dsn: str) -> None:
     async with opened(dsn) as store:
         token = (await store.sync(admin)).next_batch
         received = await _received(store, message.event_id)
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         await storage.streams.position_poller.follow_once(store.database, store.streams)
         told = (await store.sync(admin, since=token)).join[room.room_id]
         assert [event.event_id for event in told.timeline.events][-1] == message.event_id
@@ -302,7 +303,7 @@ async def test_outliers_and_history(dsn: str, fresh: Store) -> None:
     await fresh.append(pdus, origin="outlier")
     async with opened(dsn) as store:
         assert "rejected" in checks(await findings(store))
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         assert await findings(store) == []
         for target in (store, fresh):
             given = {room.events[6].event_id: list(room.at(room.events[5]).state.values())}
@@ -342,7 +343,7 @@ async def test_a_repair_that_ends_early_changes_nothing(dsn: str, fresh: Store) 
             for number in itertools.count():
                 async with await Database.open(dsn, observer=FailAfter(number)) as doomed:
                     try:
-                        await repair(doomed, room.room_id, server_name=SERVER, indexes_proven=True)
+                        await rebuild(doomed, room.room_id, server_name=SERVER, indexes_proven=True)
                     except RepairKilled:
                         assert await rows_of_all_tables(conn) == rows
                     else:
@@ -362,13 +363,13 @@ async def test_a_repair_beside_a_writer(dsn: str, fresh: Store) -> None:
         with earlier_release():
             await store.append([*first.pdus, *room.pdus[:-3]])
         child = room.pdus[-3:]
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         await store.append(child)
         await fresh.append([*first.pdus, *room.pdus])
         await assert_as_fresh(store, fresh, [first, room])
 
 
-async def test_what_cannot_be_appended_again_stays(dsn: str) -> None:
+async def test_damaged_bytes_stay(dsn: str) -> None:
     """The rest of the room is repaired all the same."""
     first, room = room_of("11", 1), room_of("12", 2)
     await append_before(dsn, [*first.pdus, *room.pdus])
@@ -383,7 +384,5 @@ async def test_what_cannot_be_appended_again_stays(dsn: str) -> None:
                 room.room_id,
             )
         assert {"rejected", "member_counts", "bytes"} <= checks(await findings(store, room.room_id))
-        await repair(store.database, room.room_id, server_name=SERVER)
-        left = checks(await findings(store, room.room_id))
-        assert "rejected" in left
-        assert "member_counts" not in left
+        await rebuild(store.database, room.room_id, server_name=SERVER)
+        assert checks(await findings(store, room.room_id)) == {"bytes"}

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 import storage
-from storage.maintenance.repair import rebuild_visibility, repair
+from storage.rebuild import rebuild
 from storage.testing import (
     ODD_SOME,
     SHAPES,
@@ -39,7 +39,7 @@ async def test_a_sound_room_stays_what_it_is(dsn: str, shape: str, version: str)
     async with storage.open(dsn, server_name=SERVER) as store:
         await deliver(store, deliver_with_gap(room, 60, 80), batch=20)
         tables = await logical_tables(store.database)
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         after = await logical_tables(store.database)
         for name in UNNUMBERED:
             assert after[name] == tables[name], name
@@ -55,7 +55,7 @@ async def test_a_room_goes_on_after_a_rebuild(dsn: str) -> None:
             await store.append(
                 [event.pdu for event in events[at : at + 30]], room_version=room.version
             )
-            await rebuild_visibility(store.database, room.room_id, server_name=SERVER)
+            await rebuild(store.database, room.room_id, server_name=SERVER)
             assert await findings(store) == []
 
 
@@ -66,7 +66,7 @@ async def test_a_repair_beside_appends(dsn: str) -> None:
 
         async def repairing() -> None:
             for _ in range(5):
-                await repair(store.database, room.room_id, server_name=SERVER)
+                await rebuild(store.database, room.room_id, server_name=SERVER)
 
         repairs = asyncio.create_task(repairing())
         for at in range(20, len(room.pdus), 4):
@@ -107,7 +107,7 @@ async def test_redactions_of_refused_events_that_an_earlier_release_let_take_eff
             await conn.execute(SQL_AS_BEFORE, refused.event_id, censored)
         found = {finding.check for finding in await findings(store)} - {"bytes"}
         assert found == (set() if censored else {"redacted_by", "ineffective"})
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         assert {finding.check for finding in await findings(store)} - {"bytes"} == set()
         assert (await store.visible_to_user(admin, [redaction.event_id]) == set()) != censored
 
@@ -120,7 +120,7 @@ async def test_caches_hear_of_a_repair(dsn: str) -> None:
             await conn.execute("DELETE FROM current_state WHERE state_key_nid = 3")
         store.caches.current_state.forget(None)
         assert ("m.room.power_levels", "") not in await store.current_state(room.room_id)
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         await storage.streams.position_poller.follow_once(store.database, store.streams)
         assert await store.current_state(room.room_id) == dict(room.state)
 
@@ -128,7 +128,7 @@ async def test_caches_hear_of_a_repair(dsn: str) -> None:
 async def test_an_unknown_room(dsn: str) -> None:
     async with storage.open(dsn, server_name=SERVER) as store:
         with pytest.raises(storage.UnknownRoom):
-            await repair(store.database, "!nowhere:s1.test", server_name=SERVER)
+            await rebuild(store.database, "!nowhere:s1.test", server_name=SERVER)
 
 
 async def test_a_room_of_outliers_alone(dsn: str) -> None:
@@ -136,7 +136,7 @@ async def test_a_room_of_outliers_alone(dsn: str) -> None:
     async with storage.open(dsn, server_name=SERVER) as store:
         await store.append(room.pdus[:10], origin="outlier", room_version=room.version)
         assert await findings(store) == []
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         assert await findings(store) == []
         await store.append(room.pdus)
         assert await findings(store) == []

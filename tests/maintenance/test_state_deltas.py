@@ -8,7 +8,7 @@ import pytest
 import storage
 from storage import Store
 from storage.maintenance.purge import purge_history
-from storage.maintenance.repair import repair
+from storage.rebuild import rebuild
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER, findings
 
@@ -87,7 +87,7 @@ async def test_damage_is_found_and_mended(
     found = await findings(store)
     assert "state_deltas" in {finding.check for finding in found}, "\n".join(map(str, found))
     assert {finding.check for finding in found} <= {"state_deltas", "memberships"}
-    await repair(store.database, room.room_id, server_name=SERVER)
+    await rebuild(store.database, room.room_id, server_name=SERVER)
     after = await findings(store)
     assert after == [], "\n".join(map(str, after))
     assert await store.current_state(room.room_id) == dict(room.state)
@@ -100,7 +100,7 @@ async def test_clients_get_a_leave_whose_change_was_lost(
     reader = room.user(1)
     await changed(dsn, f"DELETE FROM state_deltas WHERE event_nid = {LAST}")
     before = (await store.sync(reader)).next_batch
-    await repair(store.database, room.room_id, server_name=SERVER)
+    await rebuild(store.database, room.room_id, server_name=SERVER)
     await storage.streams.position_poller.follow_once(store.database, store.streams)
     after = await store.sync(reader, since=before)
     assert room.events[-2].event_id in {event.event_id for event in after.join[room.room_id].state}
@@ -120,5 +120,5 @@ async def test_a_purged_room_has_chains_that_begin_late(
     assert await findings(store) == []
     await changed(dsn, f"DELETE FROM state_deltas WHERE event_nid = {LAST}")
     assert {finding.check for finding in await findings(store)} == {"state_deltas"}
-    await repair(store.database, room.room_id, server_name=SERVER)
+    await rebuild(store.database, room.room_id, server_name=SERVER)
     assert await findings(store) == []

@@ -8,7 +8,7 @@ from storage.persist.model.caches import NidBlocks, WriterCaches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow
 from storage.persist.plan.auth_difference import cover_event
-from storage.pipeline.imports.plan_rooms import NewRoomAnswers
+from storage.rebuild.planner import NewRoomAnswers
 
 SERVER = "s1.test"
 KEYS = 8

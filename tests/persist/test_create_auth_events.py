@@ -13,8 +13,8 @@ import storage
 from storage import Store
 from storage.event import Event, parsing
 from storage.event.model import make_event
-from storage.maintenance.repair import repair
 from storage.persist import Origin
+from storage.rebuild import rebuild
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.maintenance.rooms import findings
 
@@ -102,6 +102,6 @@ async def test_repair_takes_them_out(
             assert {result.outcome for result in results} == {"stored"}
     assert await store.auth_chain_ids([room.events[0].event_id]) != set()
     assert {finding.check for finding in await findings(store)} >= {"columns", "auth_chains"}
-    await repair(store.database, room.room_id, server_name=SERVER)
+    await rebuild(store.database, room.room_id, server_name=SERVER)
     assert await findings(store) == []
     await has_own_chains(store, room.events)

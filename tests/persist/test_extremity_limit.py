@@ -11,8 +11,8 @@ import pytest
 
 import storage
 from storage import EventId, Store
-from storage.maintenance.repair import repair
 from storage.maintenance.verify import verify
+from storage.rebuild import rebuild
 from storage.testing import BuiltEvent, RoomBuilder
 
 SERVER = "s1.test"
@@ -187,7 +187,7 @@ async def test_repair_leaves_the_dropped_out(opened: Opened) -> None:
     ends = await store.forward_extremities(room.room_id)
     async with store.database.connection() as conn:
         await conn.execute("UPDATE rooms SET forward_extremities = forward_extremities[2:]")
-    await repair(store.database, room.room_id, server_name=SERVER)
+    await rebuild(store.database, room.room_id, server_name=SERVER)
     assert await store.forward_extremities(room.room_id) == ends
     assert [finding async for finding in verify(store.database, server_name=SERVER)] == []
 

@@ -7,7 +7,7 @@ import pytest
 import storage
 from storage import Store
 from storage.errors import ConstraintViolated
-from storage.pipeline.rebuilding import Rebuilder
+from storage.rebuild import Rebuilder
 from storage.testing import SHAPES, build_room, generate_room
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
 

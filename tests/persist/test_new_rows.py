@@ -16,14 +16,13 @@ from storage.database.connection import Connection
 from storage.database.explained import ExplainingConnection
 from storage.errors import DatabaseConflict
 from storage.event import parse
-from storage.maintenance.repair import repair
-from storage.maintenance.repair.replay import new_caches
 from storage.persist.model.cache_view import StateView
-from storage.persist.model.caches import NidBlocks
+from storage.persist.model.caches import NidBlocks, WriterCaches
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.rows import UNSEEN, StateDelta, VisibilityRow
 from storage.persist.write import all_tables
+from storage.rebuild import rebuild
 from storage.streams.stream_writer import Author
 from storage.testing import BuiltEvent, RoomBuilder
 from storage.visibility import multirange
@@ -156,7 +155,9 @@ async def test_a_row_that_says_nothing_is_there_all_the_same(store: Store) -> No
 
 def test_a_key_that_goes_and_comes_back_in_one_batch() -> None:
     """The row is there, although the state before the last change has no entry."""
-    states = StateView(new_caches(), NidBlocks())
+    states = StateView(
+        WriterCaches(events=100, groups=1, state_entries=1, rooms=1, names=100), NidBlocks()
+    )
     for key, entries in {1: (10, None, 11), 2: (None, 12, None, 13)}.items():
         for before, after in pairwise(entries):
             states.change_current(StateDelta(7, 1, key, after, before), None)
@@ -231,6 +232,6 @@ async def test_a_row_that_should_not_be_there_stops_its_room_until_it_is_repaire
     )
     assert "`room-storage verify --repair`" in caplog.text
     assert [finding.check for finding in await findings(store)] == ["current_state"]
-    await repair(store.database, room.room_id, server_name="s1.test")
+    await rebuild(store.database, room.room_id, server_name="s1.test")
     await take(store, join)
     assert await findings(store) == []

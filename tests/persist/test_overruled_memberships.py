@@ -8,8 +8,7 @@ import storage
 from storage import Store
 from storage.database.names import MEMBERSHIPS
 from storage.ids import UserId
-from storage.maintenance.repair import repair
-from storage.pipeline.rebuilding import Rebuilder
+from storage.rebuild import Rebuilder, rebuild
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.maintenance.rooms import findings
 from tests.persist.planning import SERVER, SQL_MEMBERSHIPS, fetch, take
@@ -130,7 +129,7 @@ async def test_wrong_rows_are_found_and_mended(store: Store, dsn: str, kind: str
         ("memberships", (GUEST,))
     ]
     if way == "repair":
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
     else:
         async with Rebuilder.opened(dsn, SERVER) as rebuilder:
             await rebuilder.rebuild(room.room_id)

@@ -6,8 +6,8 @@ import pytest
 
 import storage
 from storage import Store
-from storage.maintenance.repair import repair
 from storage.persist import Origin
+from storage.rebuild import rebuild
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.maintenance.rooms import SERVER, findings
 from tests.persist.test_malformed_graphs import altered, pairs
@@ -122,7 +122,7 @@ async def test_an_event_that_relates_to_itself(store: Store, version: str, relat
     await store.unread(room.user(1), [room.room_id])
     await store.sync(room.user(1))
     assert await findings(store) == []
-    await repair(store.database, room.room_id, server_name=SERVER)
+    await rebuild(store.database, room.room_id, server_name=SERVER)
     assert await findings(store) == []
 
 

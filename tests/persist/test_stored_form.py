@@ -10,7 +10,7 @@ import storage
 from storage import StorageCorrupt, Store
 from storage.codec import Dictionary, codec, shipped_dictionary, train
 from storage.maintenance.reencode import store_dictionary
-from storage.pipeline.rebuilding import Rebuilder
+from storage.rebuild import Rebuilder
 from storage.streams.position_poller import follow_once
 from storage.testing import (
     SHAPES,

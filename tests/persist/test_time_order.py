@@ -15,8 +15,8 @@ from storage.importing import Import, Rejects
 from storage.maintenance.archive import archive, rooms_to_archive
 from storage.maintenance.purge import purge_history
 from storage.persist.model.rows import NO_TIME
-from storage.pipeline.rebuilding import Rebuilder
 from storage.queries.pagination.page import Direction
+from storage.rebuild import Rebuilder
 from storage.streams.position_poller import follow_once
 from storage.testing import (
     BuiltEvent,

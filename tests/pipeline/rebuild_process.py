@@ -10,8 +10,8 @@ import sys
 
 from storage.config import Config
 from storage.database import Database
-from storage.pipeline.rebuilding import Rebuilder
-from storage.pipeline.rebuilding.shadow_tables import ShadowTables
+from storage.rebuild import Rebuilder
+from storage.rebuild.shadow_tables import ShadowTables
 
 
 class Deadly:

@@ -15,12 +15,12 @@ from pyspark.sql import SparkSession
 
 import storage
 from storage.errors import ExtraMissing, InputError, StorageError
-from storage.maintenance.repair import rebuild_visibility
 from storage.pipeline import answers, mirror, mirrored
 from storage.pipeline.lake import bulk, event_pass
 from storage.pipeline.lake.delta_table import LakeTable, MirrorState
 from storage.pipeline.lake.rounds import MirrorPass
 from storage.pipeline.lake.tables import EVENTS, ROOMS
+from storage.rebuild import rebuild
 from storage.testing import SHAPES, generate_room
 from tests.long_run import long_run
 from tests.pipeline.mirrored import differences
@@ -195,7 +195,7 @@ async def test_a_rebuild_of_visibility_is_followed(dsn: str, tmp_path: Path) -> 
             await conn.execute("DELETE FROM visibility")
         mirror(None, dsn, str(tmp_path), once=True)
         assert DeltaTable(tmp_path / "visibility").count() == 0
-        await rebuild_visibility(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         mirror(None, dsn, str(tmp_path), once=True)
         assert DeltaTable(tmp_path / "visibility").count() > 0
         assert await differences(dsn, tmp_path) == {}

@@ -20,9 +20,8 @@ from storage import Store
 from storage.database import Database
 from storage.errors import StorageCorrupt
 from storage.ids import EventId
-from storage.maintenance.repair import repair
 from storage.persist import Outcome
-from storage.pipeline.rebuilding import Rebuilder
+from storage.rebuild import Rebuilder, rebuild
 from storage.testing import (
     ODD_SOME,
     SHAPES,
@@ -153,7 +152,7 @@ async def test_numbers_that_a_repair_gave_are_given_anew(dsn: str) -> None:
     async with storage.open(dsn, server_name=SERVER) as store:
         await deliver(store, deliver_late(room, 4))
         before = await tables(dsn)
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         assert await rebuilt(dsn, room.room_id) > 0
         assert await findings(store) == []
         after = await tables(dsn)

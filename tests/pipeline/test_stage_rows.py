@@ -9,7 +9,6 @@ import storage
 from storage.database.arrow_results import arrow_session
 from storage.pipeline.imports.append_events import Loader, TaskAttempt
 from storage.pipeline.imports.load_rooms import BulkWriter, LoadedLines
-from storage.pipeline.imports.plan_rooms import CannotPlan
 from storage.pipeline.imports.stage_rows import (
     EventWriter,
     RowStager,
@@ -22,6 +21,7 @@ from storage.pipeline.imports.validate import LineValidator
 from storage.pipeline.source.filters import Options, split
 from storage.pipeline.source.reader import EventReader
 from storage.pipeline.source.rows import COLUMNS
+from storage.rebuild.planner import CannotPlan
 from storage.testing import ODD_SOME, SHAPES, build_room, deliver_with_gap, generate_room
 from tests.maintenance.rooms import findings
 from tests.pipeline.stores import SERVER, fill, tables

@@ -17,10 +17,9 @@ from storage.ids import EventId
 from storage.importing.reading import Rejects
 from storage.importing.run import Import
 from storage.maintenance.archive import archive, rooms_to_archive
-from storage.maintenance.repair import repair
 from storage.pipeline.imports.lines import given_of, given_of_row
-from storage.pipeline.rebuilding import Rebuilder
 from storage.pipeline.source.rows import COLUMNS, read_rows
+from storage.rebuild import Rebuilder, rebuild
 from storage.testing import RoomBuilder, build_room
 from storage.testing.world import ALL_ACTIONS, Odd, Shape
 from tests.maintenance.rooms import SERVER, findings
@@ -145,7 +144,7 @@ async def test_a_repair_keeps_verdicts(dsn: str) -> None:
                 " WHERE refused IS NOT NULL"
             )
         assert {one.check for one in await findings(store)} == {"superseded"}
-        await repair(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         assert await findings(store) == []
         assert (await tables(dsn))["events"] == before["events"]
 

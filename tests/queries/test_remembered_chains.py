@@ -10,9 +10,8 @@ from storage import Store
 from storage.errors import UnknownEvent
 from storage.ids import EventId
 from storage.maintenance.purge import PurgeJob, purge_history, purge_room
-from storage.maintenance.repair import repair
-from storage.pipeline.rebuilding import Rebuilder
 from storage.queries.auth_chain import SQL_AUTH_CHAIN, SQL_LOOSE, auth_chain_ids
+from storage.rebuild import Rebuilder, rebuild
 from storage.streams.caches import CHAINS_MAX, ChainMemory
 from storage.testing import build_room
 from tests.maintenance.rooms import LIVELY, SERVER
@@ -144,7 +143,7 @@ async def test_after_each_transaction_of_a_purge(
 
 async def repaired(dsn: str, room_id: str) -> None:
     async with storage.open(dsn, server_name=SERVER, config=QUIET, instance_name="third") as third:
-        await repair(third.database, room_id, server_name=SERVER)
+        await rebuild(third.database, room_id, server_name=SERVER)
 
 
 async def rebuilt(dsn: str, room_id: str) -> None:

@@ -12,7 +12,7 @@ from storage.errors import InputError
 from storage.ids import EventId, RoomId
 from storage.maintenance.expiry import delete_old_transactions
 from storage.maintenance.purge.run import purge_history, purge_room
-from storage.maintenance.repair.run import repair
+from storage.rebuild import rebuild
 from tests.maintenance.rooms import findings
 from tests.persist.tables import row_counts
 from tests.sending.stores import ALICE, BOB, PUBLIC, SERVER, joined, opened, say
@@ -372,6 +372,6 @@ async def test_a_mistaken_transaction_is_found_and_deleted(store: Store, room_id
     [found] = await findings(store)
     assert (found.check, found.subject) == ("local_transactions", ("$other",))
     assert found.repairable
-    await repair(store.database, room_id, server_name=SERVER)
+    await rebuild(store.database, room_id, server_name=SERVER)
     assert await findings(store) == []
     assert [row[1] for row in await stored(store)] == ["0", "2"]

@@ -26,8 +26,8 @@ OPTIONAL = {"storage.pipeline": "pyspark", "storage.inspector": "starlette"}
 
 OF_ANOTHER_SCHEMA = {
     "storage.pipeline.synapse.source",
-    "storage.pipeline.rebuilding.shadow_tables",
-    "storage.pipeline.rebuilding.swap",
+    "storage.rebuild.shadow_tables",
+    "storage.rebuild.swap",
 }
 """Modules whose statements are not for our tables: a test of their own runs them."""
 

@@ -106,7 +106,15 @@ def test_few_files_read_the_edges_of_an_event_themselves() -> None:
 
 PLANNING = tuple(
     f"storage/{name}"
-    for name in ("database", "federation", "maintenance", "persist", "pipeline/imports", "queries")
+    for name in (
+        "database",
+        "federation",
+        "maintenance",
+        "persist",
+        "pipeline/imports",
+        "queries",
+        "rebuild",
+    )
 )
 
 
@@ -156,7 +164,7 @@ WRITING = (
     "storage/database",
     "storage/persist",
     "storage/pipeline/imports",
-    "storage/pipeline/rebuilding",
+    "storage/rebuild",
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 import storage
 from storage import EventId, Store
 from storage.config import Config
-from storage.maintenance.repair.reauthorise import SQL_AUTHOR
+from storage.rebuild.client_positions import SQL_AUTHOR
 from storage.store.open import running
 from storage.streams.feed import Advance
 from storage.streams.invalidate_caches import register_writer

@@ -17,10 +17,10 @@ from storage.config import Config
 from storage.database.connection import Connection
 from storage.ids import EventId, UserId
 from storage.maintenance.purge import purge_history
-from storage.maintenance.repair import rebuild_visibility
 from storage.queries import context as contexts
 from storage.queries import messages
 from storage.queries.pagination.page import Direction, between
+from storage.rebuild import rebuild
 from storage.testing import BuiltEvent, RoomBuilder
 from storage.visibility import multirange, rule
 from tests.maintenance.rooms import findings
@@ -203,7 +203,7 @@ async def test_cut_rows_tell_what_whole_rows_do(
         answers = await told(store, room, some)
         assert {what: answer for what, answer in answers.items() if answer != expected[what]} == {}
         assert await findings(store) == []
-        await rebuild_visibility(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         assert await rows(store) > 10
         assert await findings(store) == []
         answers = await told(store, room, some)
@@ -306,7 +306,7 @@ async def test_verify_finds_what_is_wrong_in_old_rows(dsn: str, damage: str, che
         async with store.database.connection() as conn:
             await conn.execute(damage)
         assert check in {finding.check for finding in await findings(store)}
-        await rebuild_visibility(store.database, room.room_id, server_name=SERVER)
+        await rebuild(store.database, room.room_id, server_name=SERVER)
         assert await findings(store) == []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from storage.maintenance.repair import rebuild_visibility
+from storage.rebuild import rebuild
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.long_run import long_run
 from tests.oracle.facts import Audience, differences
@@ -236,9 +236,7 @@ def test_whole_pages(
             oracle.positions = subject.positions(room.room_id)
             expected = sights(oracle, room.room_id, READERS)
             lines = differences(expected, subject.facts(room.room_id, READERS), visibility)
-            subject.run(
-                rebuild_visibility(subject.store.database, room.room_id, server_name=SERVER)
-            )
+            subject.run(rebuild(subject.store.database, room.room_id, server_name=SERVER))
             lines += differences(
                 expected, subject.facts(room.room_id, READERS), f"{visibility}, rebuilt"
             )

@@ -56,7 +56,7 @@ REPAIRABLE: Final = frozenset(
         "sliding_rooms",
     }
 )
-"""The checks whose findings `storage.maintenance.repair` mends: they check derived data."""
+"""The checks whose findings `storage.rebuild` mends: they check derived data."""
 
 REMEDIES: Final = {
     "bytes": "restore a backup",
@@ -89,7 +89,7 @@ class Finding:
 
     @property
     def repairable(self) -> bool:
-        """Return whether `repair` mends it, or `repair_positions` if it has no room."""
+        """Return whether `rebuild` mends it, or `repair_positions` if it has no room."""
         return self.check in REPAIRABLE
 
     @property

@@ -42,8 +42,8 @@ class IncomingEvent(NamedTuple):
 
     ``state_before`` has the ids of the state before the event, as given by the caller.
     ``stripped_state`` is JSON and belongs to an out-of-band event. ``refused`` is the reason of
-    the caller to refuse the event. ``soft_failed`` of an event that is stored again is the earlier
-    result of the check against the current state; None: check it. ``is_partial``: a join whose
+    the caller to refuse the event. ``rejected`` of an event that is planned again is the reason of
+    its rejection where its auth events are gone since; None: check it. ``is_partial``: a join whose
     state before it lacks members, which is stored only while it marks its room.
     """
 
@@ -52,7 +52,7 @@ class IncomingEvent(NamedTuple):
     state_before: tuple[EventId, ...] | None = None
     stripped_state: str | None = None
     refused: str | None = None
-    soft_failed: bool | None = None
+    rejected: str | None = None
     is_partial: bool = False
 
     @property

@@ -82,7 +82,7 @@ class EventDecision(NamedTuple):
 
 def plan_event(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
     """Plan an event and add its rows; on `MissingData` nothing was added."""
-    is_to_be_checked = incoming.refused is None and incoming.soft_failed is None
+    is_to_be_checked = incoming.refused is None and incoming.rejected is None
     may_be_ordinary = incoming.origin == "live" and is_to_be_checked
     ordinary = fast_path.plan_message(change_set, incoming.event) if may_be_ordinary else None
     return plan_whole(change_set, incoming) if ordinary is None else ordinary
@@ -108,6 +108,8 @@ def plan_whole(change_set: ChangeSet, incoming: IncomingEvent) -> AppendResult:
         event = change_set.events.events_of([row.event_nid])[row.event_nid]
         incoming = incoming._replace(event=event)
     auth_rows, missing = auth_rows_of(change_set, event)
+    if incoming.rejected is not None:
+        missing = []
     parents = parents_of(change_set, room, event)
     if incoming.origin != "outlier":
         missing += _unknown_state(change_set, room, incoming, parents)
@@ -238,7 +240,7 @@ def _plan_outlier(
     since.
     """
     event = incoming.event
-    auth = auth_result(change_set, room, event, auth_rows, before=None, current=None)
+    auth = _auth_result(change_set, room, incoming, auth_rows, before=None, current=None)
     changes = EventChanges(change_set, room)
     row = _row(changes, incoming, auth_rows, auth, nid=_nid(change_set, event, stored_row))
     membership = _own_membership(changes, row, event) if stored_row is None else None
@@ -306,10 +308,7 @@ def _decide(
     is_back = bool(parents.missing) and out_of_band.brings_back(change_set, room, event)
     current = changes.main_group() if live and room.extremities and not is_back else None
     before, current = supplemented(changes, parents, auth_rows, before, current)
-    checked = current if incoming.soft_failed is None else None
-    auth = auth_result(change_set, room, event, auth_rows, before=before, current=checked)
-    if auth == ACCEPTED:
-        auth = _accepted(incoming)
+    auth = _auth_result(change_set, room, incoming, auth_rows, before=before, current=current)
     row = _row(changes, incoming, auth_rows, auth, nid=nid, placement=placement, before=before)
     # so that lookups by nid find the event while its effects are worked out
     change_set.events.pending, change_set.events.pending_event = row, event
@@ -346,13 +345,22 @@ def _decide(
     ), auth
 
 
-def _accepted(incoming: IncomingEvent) -> AuthResult:
-    """Return the result for an event that the rules accept: the caller may know better."""
-    if incoming.refused is not None:
+def _auth_result(
+    change_set: ChangeSet,
+    room: RoomChanges,
+    incoming: IncomingEvent,
+    auth_rows: list[EventRow],
+    *,
+    before: Group | None,
+    current: Group | None,
+) -> AuthResult:
+    """Return the result of the auth rules; of an event that they accept, the caller's verdict."""
+    if incoming.rejected is not None:
+        return AuthResult(rejected=incoming.rejected)
+    found = auth_result(change_set, room, incoming.event, auth_rows, before=before, current=current)
+    if before is not None and found == ACCEPTED and incoming.refused is not None:
         return AuthResult(soft_failed=incoming.refused, refused=incoming.refused)
-    return (
-        AuthResult(soft_failed="soft-failed when it arrived") if incoming.soft_failed else ACCEPTED
-    )
+    return found
 
 
 def _extremity_change(

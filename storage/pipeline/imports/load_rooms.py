@@ -7,7 +7,6 @@ are ordered and appended in batches, as by the live path. So are those of a room
 """
 
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -18,21 +17,17 @@ import pyarrow as pa
 
 from storage.config import Config
 from storage.database.arrow_results import ArrowConnection, arrow_session
-from storage.database.columns import EVENTS
 from storage.database.connection import Connection
 from storage.database.migrate import HEAD_REVISION
 from storage.database.names import InternedNames
-from storage.database.placeholders import ColumnValues, InputValue, NumberedStatement, compose
 from storage.errors import CommitUnknown, DatabaseConflict, DatabaseUnavailable
 from storage.event import load
 from storage.event.ndjson import OUTLIERS
 from storage.ids import EventId
 from storage.persist.model.caches import NidBlocks
-from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent
 from storage.persist.model.results import AppendResult
-from storage.persist.write.all_tables import WriteResult, write_around
-from storage.persist.write.events import new_columns_but_bytes
+from storage.persist.write.all_tables import WriteResult
 from storage.pipeline.imports import stage as stages
 from storage.pipeline.imports.append_events import (
     BATCH_MAX,
@@ -45,22 +40,23 @@ from storage.pipeline.imports.append_events import (
 from storage.pipeline.imports.intern_names import BundleReader
 from storage.pipeline.imports.lines import LineWithoutPdu as Line
 from storage.pipeline.imports.lines import order
-from storage.pipeline.imports.plan_rooms import (
+from storage.pipeline.imports.plan_rooms import BundledRoom, rooms_of
+from storage.pipeline.imports.stage import StagedEvent, staged, transaction
+from storage.pipeline.imports.validate import SQL_HELD, AlreadyStoredRow, needs
+from storage.rebuild.planner import (
     NAMES_REMEMBERED,
-    BundledRoom,
     CannotPlan,
     FailedLine,
     RoomLines,
     RoomPlanner,
-    rooms_of,
+    SlimEvent,
+    write_planned,
 )
-from storage.pipeline.imports.stage import StagedEvent, staged, transaction
-from storage.pipeline.imports.validate import SQL_HELD, AlreadyStoredRow, SlimEvent, needs
 from storage.store.open import OpenWriter
 from storage.streams.position_poller import learn_writers
 from storage.streams.registry import STREAMS
 from storage.streams.startup import SQL_LOCK
-from storage.streams.stream_writer import Author, InFlight
+from storage.streams.stream_writer import InFlight
 
 # --------------------------------------------------------------------------------------------------
 # Write planned rooms.
@@ -69,31 +65,6 @@ from storage.streams.stream_writer import Author, InFlight
 # written as `append` writes them. A group of rooms, or one large room, is one transaction; so a
 # room is stored whole or not at all. Positions are taken in a block, after everything is planned,
 # and become visible with the commit, as those of any write (`storage.streams.stream_writer`).
-
-LOADED_EVENT: Final = EVENTS.rows(
-    "loaded_event",
-    EVENTS.but("received_ts", "arrival_ordering", "encoding", "writer_nid", "json"),
-    import_place="bigint",  # where the bytes are staged
-)
-
-LOAD_EVENTS: Final[NumberedStatement] = compose(
-    """
-INSERT INTO events (:loaded_event.columns, received_ts, encoding, writer_nid, json)
-SELECT :loaded_event.values, :received_ts, 0, :writer_nid, staged.json
-FROM :loaded_event.rows AS i
-CROSS JOIN LATERAL (
-    SELECT json
-    FROM import_events
-    WHERE import_number = :import_number AND place = i.import_place
-    OFFSET 0
-) AS staged
-""",
-    LOADED_EVENT,
-    InputValue("received_ts", "bigint"),
-    InputValue("writer_nid", "smallint"),
-    InputValue("import_number", "int"),
-)
-SQL_LOAD_EVENTS: Final[LiteralString] = LOAD_EVENTS.sql
 
 SQL_KNOWN: Final[LiteralString] = """
 SELECT room_id
@@ -211,44 +182,6 @@ async def _plan_small(planner: RoomPlanner, rooms: Sequence[BundledRoom]) -> Non
     )
     for planned, _ in begun:
         planner.end(planned)
-
-
-async def write_planned(
-    planner: RoomPlanner, author: Author, number: int, *, is_last: bool = False
-) -> WriteResult | None:
-    """Write what is planned over the planner's connection; return None if that is nothing.
-
-    ``number``: of the import that staged the bytes.
-    """
-    change_set = planner.change_set
-    if not change_set.has_changes:
-        return None
-    now = time.time_ns() // 1_000_000
-    written = await write_around(planner.connection, change_set, author, now)
-    given = {
-        "received_ts": now,
-        "writer_nid": author.writer_nid,
-        "import_number": number,
-        "loaded_event": _events(change_set, planner, written),
-    }
-    tag = await planner.connection.execute(SQL_LOAD_EVENTS, *LOAD_EVENTS.bind(given))
-    if int(tag.rpartition(" ")[2]) != len(change_set.events.new_events):
-        raise DatabaseConflict(stages.GONE)
-    if not is_last:
-        planner.wrote(written.positions)
-    return written
-
-
-def _events(change_set: ChangeSet, planner: RoomPlanner, written: WriteResult) -> ColumnValues:
-    columns = new_columns_but_bytes(change_set)
-    if not columns:
-        return {}
-    rows = [new.row for new in change_set.events.new_events.values()]
-    columns["stream_ordering"] = [
-        None if row.outlier else written.positions[row.event_nid] for row in rows
-    ]
-    columns["import_place"] = [planner.places[row.event_id] for row in rows]
-    return columns
 
 
 ATTEMPTS: Final = 3

@@ -24,6 +24,7 @@ from storage.database.arrow_results import ArrowConnection, arrow_session
 from storage.database.connection import Connection
 from storage.database.placeholders import fill
 from storage.errors import DatabaseConflict, DatabaseError
+from storage.rebuild.planner import GONE
 
 SQL_LOCK_IMPORT: Final[LiteralString] = fill("""
 SELECT pg_try_advisory_lock({LOCK_IMPORT}) AS is_free
@@ -130,12 +131,6 @@ class StagedEvent(NamedTuple):
     place: int
     event_id: str
     room_id: str
-
-
-GONE: Final = (
-    "the bytes that an import had staged are gone:"
-    " the database has crashed, or its session was lost; run the import again"
-)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from storage.pipeline.imports.load_rooms import RoomLoader, grouped
 from storage.pipeline.imports.plan_rooms import BundledRoom
 from storage.pipeline.imports.validate import BUNDLE, CHUNK, LineValidator, packed, slim_line
 from storage.pipeline.source.filters import Options
+from storage.rebuild.planner import GONE
 
 SQL_BUNDLE: Final[LiteralString] = """
 SELECT json
@@ -173,7 +174,7 @@ class StagedBundles:
         """Return the bundle staged there. Raise `DatabaseConflict` if it is gone."""
         found = self._conn.rows(SQL_BUNDLE, self._number, place.start)
         if not found:
-            raise DatabaseConflict(stages.GONE)
+            raise DatabaseConflict(GONE)
         data: bytes = found[0]["json"]
         return data
 

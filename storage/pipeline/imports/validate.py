@@ -26,17 +26,15 @@ from signedjson.types import VerifyKey
 from unpaddedbase64 import decode_base64, encode_base64
 
 from storage.arguments import is_text
-from storage.auth import CONTENT_MATTERS
 from storage.codec import Dictionary, encode
 from storage.config import Config
 from storage.database.arrow_results import ArrowConnection
 from storage.database.connection import Connection, Database
 from storage.errors import InvalidEvent
-from storage.event import ROOM_VERSIONS, Event, load, relation_of
-from storage.event.model import implied_auth_ids, make_event
-from storage.event.ndjson import OUTLIERS, Origin
+from storage.event import ROOM_VERSIONS, Event
+from storage.event.model import implied_auth_ids
+from storage.event.ndjson import OUTLIERS
 from storage.persist import receive
-from storage.persist.model.cache_view import CONTENT_KEYS
 from storage.persist.model.results import AppendResult
 from storage.persist.write.streams import writers_dictionary
 from storage.pipeline.imports import stage as stages
@@ -52,48 +50,11 @@ from storage.pipeline.imports.lines import (
     read,
 )
 from storage.pipeline.synapse.source import read_synapse
+from storage.rebuild.planner import SlimEvent, slim
 
 # --------------------------------------------------------------------------------------------------
-# An event without its bytes: the data that planning needs, packed by the thousand.
-#
-# State events, and events whose content the auth rules read, include their bytes. All others have
-# their identifying fields, their edges, and the content that the tables need: a relation, a URL. So
-# a room of a million messages is planned from some 300 bytes a message. The bytes of each line wait
-# in the table `import_events`, under its place.
-#
-# A list of tuples is packed by `marshal`, which takes a microsecond an event. Packed data never
-# outlives the job, which has one version of Python.
-
-NOTHING: Final[dict[str, Any]] = {}
-
-
-class SlimEvent(NamedTuple):
-    """A valid line.
-
-    ``rank``: its position among the lines of its path; ``place``: where its bytes are staged;
-    ``whole``: its bytes, or None.
-    """
-
-    rank: int
-    place: int
-    event_id: str
-    origin: Origin
-    valid: bool
-    type: str
-    sender: str
-    state_key: str | None
-    depth: int
-    origin_server_ts: int
-    prev_events: tuple[str, ...]
-    auth_events: tuple[str, ...]
-    content: dict[str, Any]
-    whole: bytes | None
-    state_before: tuple[str, ...] | None
-    refused: str | None = None
-    readmit: bool = False
-    """The event is stored and refused: accept it."""
-    second: bool = False
-    """A second create event of the room: store it after the first one."""
+# A list of slim events is packed by `marshal`, which takes a microsecond an event. Packed data
+# never outlives the job, which has one version of Python.
 
 
 def slim_line(event: Event, rank: int, place: int, given: LineContent) -> tuple[Any, ...]:
@@ -106,76 +67,6 @@ def slim_line(event: Event, rank: int, place: int, given: LineContent) -> tuple[
         refused=given.refused,
         readmit=given.readmit,
         second=given.second,
-    )
-
-
-def slim(
-    event: Event,
-    rank: int,
-    place: int,
-    origin: Origin,
-    state_before: tuple[str, ...] | None,
-    *,
-    refused: str | None = None,
-    readmit: bool = False,
-    second: bool = False,
-) -> tuple[Any, ...]:
-    """Return the fields of a `SlimEvent`, as they are packed."""
-    whole = event.state_key is not None or event.type in CONTENT_MATTERS
-    return (
-        rank,
-        place,
-        event.event_id,
-        origin,
-        event.content_hash_valid,
-        event.type,
-        event.sender,
-        event.state_key,
-        event.depth,
-        event.origin_server_ts,
-        event.prev_event_ids,
-        event.auth_event_ids,
-        NOTHING if whole else _reduced(event),
-        event.raw if whole else None,
-        state_before,
-        refused,
-        readmit,
-        second,
-    )
-
-
-def _reduced(event: Event) -> dict[str, Any]:
-    """Return the part of a content that `EventView.stored_columns` reads."""
-    content = event.content
-    left: dict[str, Any] = {key: None for key in CONTENT_KEYS if key in content}
-    if "m.relates_to" in content and (relation := relation_of(event)) is not None:
-        left["m.relates_to"] = {"rel_type": relation.rel_type, "event_id": relation.event_id}
-        if "m.new_content" in content:
-            left["m.new_content"] = None
-    return left
-
-
-def event_of(one: SlimEvent, room_id: str, version: str) -> Event:
-    """Return the event as planning takes it; without its bytes, unless it is whole."""
-    if one.whole is not None:
-        return load(one.whole, version, one.event_id, redacted=not one.valid)
-    return make_event(
-        one.event_id,
-        room_id,
-        ROOM_VERSIONS[version],
-        one.type,
-        one.sender,
-        None,
-        one.content,
-        one.depth,
-        one.origin_server_ts,
-        one.prev_events,
-        one.auth_events,
-        None,
-        b"",
-        NOTHING,
-        one.valid,
-        None,
     )
 
 

@@ -13,7 +13,7 @@ from storage.database.connection import Connection
 from storage.maintenance.room_states import RoomStates
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import EventRow
-from storage.pipeline.rebuilding.arrivals import ArrivalRow
+from storage.rebuild.arrivals import ArrivalRow
 
 
 class Size(NamedTuple):

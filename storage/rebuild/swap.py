@@ -4,10 +4,11 @@ It is one transaction that locks the room. Plain names are the live tables here
 (`ShadowTables.live`); ``$1`` is the nid of the room there, and ``$2`` its nid in the shadow tables.
 
 Some things cannot be planned again, and stay: the bytes of an event, its position, when it was
-received and by which writer. Facts that clients know stay, too: the deltas of the current
-state, and the positions of events before they were reordered.
+received and by which writer. Facts that clients know stay, too, and get only what they lack
+(`storage.rebuild.client_positions`).
 """
 
+from collections.abc import Collection, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.columns import (
@@ -22,6 +23,7 @@ from storage.database.columns import (
     MISSING_EVENTS,
     PAST_VISIBILITY,
     PREV_NIDS,
+    REDACTION_EFFECTS,
     ROOMS,
     STATE_GROUPS,
     VISIBILITY,
@@ -30,10 +32,21 @@ from storage.database.columns import (
 from storage.database.connection import Connection
 from storage.database.placeholders import ColumnList, compose
 from storage.errors import StorageCorrupt
-from storage.maintenance.repair.current import SQL_REPAIR_MEMBERSHIPS
-from storage.maintenance.repair.graph import repair_reorderings, repair_time_order
-from storage.pipeline.rebuilding.arrivals import LiveRoomRow
-from storage.pipeline.rebuilding.match import Matching
+from storage.maintenance.purge.removal import delete
+from storage.maintenance.verify.event_loader import read_room
+from storage.persist.model.cache_view import StoredColumns
+from storage.rebuild.arrivals import RebuiltRoom
+from storage.rebuild.client_positions import (
+    move,
+    repair_after_gaps,
+    repair_deltas,
+    repair_member_positions,
+    repair_memberships,
+    repair_reorderings,
+    repair_time_order,
+)
+from storage.rebuild.match import Matching
+from storage.rebuild.replan import RoomReplan
 from storage.streams.invalidate_caches import invalidate_caches
 
 SQL_SAME_GROUPS: Final[LiteralString] = """
@@ -59,6 +72,26 @@ DELETE FROM pg_temp.same_groups
 SQL_DROP_GROUPS: Final[LiteralString] = """
 DELETE FROM state_groups
 WHERE room_nid = $1::int AND ($2::boolean OR path_of(state_group) && $3::bigint[])
+"""
+
+# groups that no event refers to any more may have audiences that are gone
+SQL_DROP_UNUSED: Final[LiteralString] = """
+WITH
+used AS (
+    SELECT state_group_before AS state_group FROM events WHERE room_nid = $1::int AND NOT outlier
+    UNION
+    SELECT state_group_after FROM events WHERE room_nid = $1::int AND NOT outlier
+    UNION
+    SELECT current_state_group FROM rooms WHERE room_nid = $1::int
+),
+needed AS (
+    SELECT step.part AS state_group
+    FROM used
+    CROSS JOIN LATERAL state_path(used.state_group) AS step
+)
+DELETE FROM state_groups g
+WHERE g.room_nid = $1::int AND g.entry_count > 0
+    AND NOT EXISTS (SELECT FROM needed n WHERE n.state_group = g.state_group)
 """
 
 SQL_ADD_GROUPS: Final[LiteralString] = compose(
@@ -122,7 +155,6 @@ REPLANNED: Final = EVENTS.chosen(
         "encoding",
         "outlier",
         "backfilled",
-        "event_id",
         "json",
         *EDGES,  # compared as nids: the same edges may be stored in two forms
     ),
@@ -169,6 +201,136 @@ WHERE e.event_nid = s.event_nid
     AUTH_NIDS,
 ).sql
 
+FROM_BYTES: Final = EVENTS.chosen(
+    "from_bytes",
+    (
+        *StoredColumns._fields,
+        "event_id",
+        "membership",
+        "origin_server_ts",
+        "redacted_form",
+        "sender_nid",
+        "state_key_nid",
+        "type_nid",
+    ),
+)
+
+SQL_KEEP_COLUMNS: Final[LiteralString] = compose(
+    """
+UPDATE pg_temp.events s
+SET :from_bytes.update(e)
+FROM (
+    SELECT event_nid, :from_bytes.columns
+    FROM events
+    WHERE event_nid = ANY($1::bigint[])
+) AS e
+WHERE s.event_nid = e.event_nid
+""",
+    FROM_BYTES,
+).sql
+
+AUTH_EDGES: Final = EVENTS.chosen("auth_edge", tuple(sorted({*AUTH_NIDS.columns} - {"event_nid"})))
+
+SQL_KEEP_EDGES: Final[LiteralString] = compose(
+    """
+UPDATE pg_temp.events s
+SET :auth_edge.update(e)
+FROM (
+    SELECT event_nid, :auth_edge.columns
+    FROM events
+    WHERE event_nid = ANY($1::bigint[])
+) AS e
+WHERE s.event_nid = e.event_nid
+""",
+    AUTH_EDGES,
+).sql
+
+SQL_REJECTED: Final[LiteralString] = """
+SELECT s.event_nid
+FROM pg_temp.events s
+JOIN events e ON e.event_nid = s.event_nid
+WHERE s.event_nid = ANY($1::bigint[]) AND s.rejected IS NOT NULL AND e.rejected IS NULL
+"""
+
+SQL_SET_BYTES: Final[LiteralString] = """
+UPDATE events e
+SET json = s.json
+FROM pg_temp.events s
+WHERE s.event_nid = ANY($1::bigint[]) AND e.event_nid = s.event_nid
+"""
+
+# an earlier release redacted refused events, too, and their bytes are censored
+SQL_KEEP_REDACTED: Final[LiteralString] = compose(
+    """
+UPDATE pg_temp.events s
+SET :effect.update(e)
+FROM events e
+WHERE e.event_nid = s.event_nid AND s.room_nid = $2::int AND e.event_nid IN (
+    SELECT unnest(ARRAY[target.event_nid, target.redacted_by])
+    FROM events target
+    JOIN pg_temp.events x USING (event_nid)
+    WHERE target.room_nid = $1::int AND NOT target.outlier AND target.encoding = 1
+        AND NOT target.redacted_form AND target.redacted_by IS NOT NULL AND x.redacted_by IS NULL
+)
+""",
+    EVENTS.chosen("effect", REDACTION_EFFECTS),
+).sql
+
+SQL_HAS_NEW_GAPS: Final[LiteralString] = """
+SELECT EXISTS (
+    SELECT
+    FROM pg_temp.missing_events s
+    WHERE s.room_nid = $1::int AND NOT EXISTS (
+        SELECT FROM missing_events m WHERE m.event_nid = s.event_nid
+    )
+)
+"""
+
+SQL_FORGET_DOUBLED: Final[LiteralString] = """
+WITH former AS (
+    DELETE FROM reordered_events
+    WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])
+)
+DELETE FROM outlier_memberships
+WHERE event_nid = ANY($2::bigint[])
+"""
+
+SQL_NEWLY_ACCEPTED: Final[LiteralString] = """
+SELECT s.event_nid
+FROM pg_temp.events s
+CROSS JOIN LATERAL (
+    SELECT rejected, soft_failed FROM events WHERE event_nid = s.event_nid OFFSET 0
+) AS e
+WHERE s.room_nid = $1::int AND NOT s.outlier AND s.rejected IS NULL AND NOT s.soft_failed
+    AND CASE
+        WHEN $2::boolean THEN NOT s.backfilled AND (e.rejected IS NOT NULL OR e.soft_failed)
+        ELSE e.rejected IS NOT NULL
+    END
+"""
+
+SQL_DEPENDENT: Final[LiteralString] = compose(
+    """
+WITH RECURSIVE
+edge AS MATERIALIZED (
+    SELECT s.event_nid, named.event_nid AS needed_nid
+    FROM pg_temp.events s
+    CROSS JOIN unnest(:prev_nids.call(s) || :auth_nids.call(s)) AS named (event_nid)
+    WHERE s.room_nid = $1::int
+),
+dependent AS (
+    SELECT event_nid FROM unnest($2::bigint[]) AS root (event_nid)
+    UNION
+    SELECT edge.event_nid FROM dependent d JOIN edge ON edge.needed_nid = d.event_nid
+)
+SELECT s.event_nid
+FROM dependent
+JOIN pg_temp.events s USING (event_nid)
+WHERE NOT s.outlier
+""",
+    PREV_NIDS,
+    AUTH_NIDS,
+).sql
+
 SQL_LEFT_OUT: Final[LiteralString] = """
 SELECT e.event_id
 FROM events e
@@ -204,7 +366,6 @@ WHERE r.room_nid = $1::int AND s.room_nid = $2::int
             "moves",
             "removals",
             "room_id",
-            "room_version",
             "is_partial",
             "completed_at",
             "in_order_ts",
@@ -436,40 +597,124 @@ class SwapResult(NamedTuple):
     others: int
 
 
+class Differences(NamedTuple):
+    """A room in the live tables and in the shadow tables, as ``replay`` has planned it.
+
+    ``has_wrong_deltas``: the changes of the current state are damaged.
+    """
+
+    live: RebuiltRoom
+    shadow_nid: int
+    matching: Matching
+    server_name: str
+    replay: RoomReplan
+    has_wrong_deltas: bool
+
+
 async def swap(
-    conn: Connection, live: LiveRoomRow, shadow_nid: int, matching: Matching, server_name: str
+    conn: Connection, differences: Differences, *, is_completion: bool = False
 ) -> SwapResult:
     """Make the live tables equal to the shadow tables.
 
-    The transaction must have the lock of the room, and do nothing after this. Raise
+    The transaction must have the lock of the room. ``is_completion``: the caller publishes the
+    change of the current state, and only events that become accepted get new positions. Raise
     `StorageCorrupt` if an event of the room was not planned again.
     """
-    left_out: list[str] = await conn.fetchvals(SQL_LEFT_OUT, live.room_nid, shadow_nid)
+    live, shadow_nid = differences.live, differences.shadow_nid
+    room_nid = live.room_nid
+    replay = differences.replay
+    await _drop_doubled(conn, room_nid, replay.doubled)
+    await _keep_columns(conn, differences)
+    left_out: list[str] = await conn.fetchvals(SQL_LEFT_OUT, room_nid, shadow_nid)
     if left_out:
         raise StorageCorrupt("events of the room could not be planned again", event_ids=left_out)
-    await _swap_groups(conn, live.room_nid, shadow_nid, matching)
+    accepted = await _newly_accepted(conn, shadow_nid, is_completion=is_completion)
+    if accepted:
+        moved = accepted if is_completion else await _dependent(conn, shadow_nid, accepted)
+        await move(conn, room_nid, moved)
+    are_new = await _swap_groups(conn, room_nid, shadow_nid, differences.matching)
     events = _count(await conn.execute(SQL_SET_EVENTS, shadow_nid))
-    others = 0
-    for statements, numbers in (
-        (OF_LIVE, (live.room_nid,)),
-        (OF_SHADOW, (shadow_nid,)),
-        (OF_BOTH, (live.room_nid, shadow_nid)),
+    changed = {
+        statement: _count(await conn.execute(statement, *numbers))
+        for statements, numbers in (
+            (OF_LIVE, (room_nid,)),
+            (OF_SHADOW, (shadow_nid,)),
+            (OF_BOTH, (room_nid, shadow_nid)),
+        )
+        for statement in statements
+    }
+    if are_new:
+        await conn.execute(SQL_DROP_UNUSED, room_nid)
+    await repair_memberships(conn, room_nid, differences.server_name)
+    await repair_reorderings(conn, room_nid)
+    await repair_time_order(conn, room_nid)
+    if is_completion:
+        await repair_after_gaps(conn, room_nid)
+    elif (
+        differences.has_wrong_deltas
+        or accepted
+        or replay.doubled
+        or changed[SQL_DROP_CURRENT]
+        or changed[SQL_SET_CURRENT]
     ):
-        for statement in statements:
-            others += _count(await conn.execute(statement, *numbers))
-    await conn.execute(SQL_REPAIR_MEMBERSHIPS, live.room_nid, server_name)
-    await repair_reorderings(conn, live.room_nid)
-    await repair_time_order(conn, live.room_nid)
-    if events:
+        await repair_deltas(conn, await read_room(conn, live.room_id, differences.server_name))
+    await repair_member_positions(conn, room_nid)
+    if events or replay.doubled:
         await invalidate_caches(conn, EVENT_CACHE)
     await invalidate_caches(conn)
-    return SwapResult(events, others)
+    return SwapResult(events, sum(changed.values()))
+
+
+async def _drop_doubled(conn: Connection, room_nid: int, doubled: Collection[int]) -> None:
+    if doubled:
+        await delete(conn, room_nid, list(doubled), list(doubled))
+        await conn.execute(SQL_FORGET_DOUBLED, room_nid, list(doubled))
+
+
+async def _keep_columns(conn: Connection, differences: Differences) -> None:
+    """Keep the columns that cannot be planned again: then the shadow tables have them, too.
+
+    Raise `StorageCorrupt` for an unreadable event that is accepted, while the rules reject it by
+    its columns. Raise it also if other events name events that are not stored: as likely as not,
+    these are the unreadable ones, and their ids are damaged, too.
+    """
+    replay, shadow_nid = differences.replay, differences.shadow_nid
+    await conn.execute(SQL_KEEP_REDACTED, differences.live.room_nid, shadow_nid)
+    if replay.renamed:
+        await conn.execute(SQL_SET_BYTES, list(replay.renamed))
+    if replay.kept_edges:
+        await conn.execute(SQL_KEEP_EDGES, list(replay.kept_edges))
+    if not replay.unreadable:
+        return
+    await conn.execute(SQL_KEEP_COLUMNS, list(replay.unreadable))
+    for nid in await conn.fetchvals(SQL_REJECTED, list(replay.unreadable)):
+        raise replay.unreadable[nid]
+    if await conn.fetchval(SQL_HAS_NEW_GAPS, shadow_nid):
+        raise next(iter(replay.unreadable.values()))
+
+
+async def _newly_accepted(
+    conn: Connection, shadow_nid: int, *, is_completion: bool = False
+) -> list[int]:
+    """Return the rejected events of the timeline that the shadow tables have as accepted ones.
+
+    ``is_completion``: the state was partial. Then soft-failed events count, too, and history does
+    not. In other rooms soft failure depended on a moment.
+    """
+    found: list[int] = await conn.fetchvals(SQL_NEWLY_ACCEPTED, shadow_nid, is_completion)
+    return found
+
+
+async def _dependent(conn: Connection, shadow_nid: int, roots: Sequence[int]) -> list[int]:
+    """Return these events and those that need them, without outliers."""
+    found: list[int] = await conn.fetchvals(SQL_DEPENDENT, shadow_nid, list(roots))
+    return found
 
 
 async def _swap_groups(
     conn: Connection, room_nid: int, shadow_nid: int, matching: Matching
-) -> None:
-    """Keep sound states under their numbers.
+) -> bool:
+    """Keep sound states under their numbers; return whether there are new ones.
 
     If an audience has another number now, every event changes; then all states get new numbers.
     """
@@ -479,7 +724,7 @@ async def _swap_groups(
         await conn.execute(SQL_FORGET_SAME)
     if renumbered or matching.wrong:
         await conn.execute(SQL_DROP_GROUPS, room_nid, renumbered, list(matching.wrong))
-    await conn.execute(SQL_ADD_GROUPS, room_nid, shadow_nid)
+    return _count(await conn.execute(SQL_ADD_GROUPS, room_nid, shadow_nid)) > 0
 
 
 def _count(tag: str) -> int:

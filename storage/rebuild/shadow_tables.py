@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Final, LiteralString, Self
 
-from storage.database.connection import Connection
+from storage.database.connection import Connection, Database
 from storage.errors import StorageCorrupt
 
 SQL_SETTINGS: Final[LiteralString] = """
@@ -123,6 +123,14 @@ class ShadowTables:
         path: str = await conn.fetchval(SQL_PATH)
         await conn.execute(SQL_PUT_ASIDE)
         return cls(conn, path)
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, database: Database) -> AsyncIterator[Self]:
+        """Create the tables in a session outside the pool, and drop them at the end."""
+        async with database.apart() as conn:
+            yield await cls.of(conn)
+            await conn.execute("DISCARD TEMP")  # the end of a session is not waited for
 
     @asynccontextmanager
     async def live(self, *, large: bool = False) -> AsyncIterator[Connection]:

@@ -1,13 +1,24 @@
-"""Rebuild the current state: resolve its group again, and rewrite the tables that repeat it."""
+"""Repair what clients know of a room, after its derived tables are right.
 
-from collections.abc import Sequence
+Positions of events, and the changes of the current state at them, cannot be planned again: clients
+have tokens from before and after them. So they stay, and get only what they lack, at new positions.
+
+  moved events     an event that becomes accepted, with its descendants: new positions, in their
+                   old order. Clients get them in their next sync. If clients have one of them
+                   already, syncs from before it start from the beginning (`purged_streams`)
+  former positions reorderings of nothing are dropped
+  times            each late event gets the time that was reached before it
+  deltas           their chains are made whole; the difference to the current state is published at
+                   one new position
+  memberships      of local users, with the position of their last change
+"""
+
+from collections.abc import Collection
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection
 from storage.database.placeholders import transposed
 from storage.errors import StorageCorrupt
-from storage.maintenance.repair.replay import RepairPlanner
-from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.current import (
     SQL_MEMBER_POSITIONS,
     SQL_STREAM_CUT,
@@ -16,65 +27,169 @@ from storage.maintenance.verify.current import (
     strange_deltas,
 )
 from storage.maintenance.verify.event_loader import VerifiedRoom
-from storage.persist.model.event_changes import EventChanges
-from storage.persist.plan.partial_state import keeping_the_join
-from storage.persist.plan.state_resolution import merged_state
-from storage.state.groups import Group, derive
+from storage.maintenance.verify.graph import (
+    SQL_AFTER_GAPS,
+    SQL_TIME_ORDER,
+    SQL_WRONG_REORDERINGS,
+    AfterGapRow,
+    TimeOrderRow,
+    WrongReorderingRow,
+)
 from storage.streams.invalidate_caches import INSTANCE_NAME
-from storage.visibility.multirange import NOTHING
+from storage.streams.stream_writer import Author
 
-SQL_EMPTY_GROUP: Final[LiteralString] = """
-SELECT state_group
-FROM state_groups
-WHERE room_nid = $1::int AND entry_count = 0
-ORDER BY state_group
-LIMIT 1
+# --------------------------------------------------------------------------------------------------
+# Give new positions to events that become accepted, and to those that depend on them.
+#
+#   stream    1 create   2 join   3 levels, rejected   4 message, which cites them   5 another
+#   after     1 create   2 join   5 another   6 levels   7 message
+#
+# A child never comes before its parent in this way, so no event becomes one that arrived after a
+# gap. An event that was readmitted has two positions, and gets two new ones.
+
+SQL_AUTHOR: Final[LiteralString] = """
+SELECT w.writer_nid, p.instance_name, p.epoch
+FROM stream_positions p
+JOIN writers w USING (instance_name)
+WHERE p.instance_name = $1::text AND p.stream_name IN ('events', 'backfill', 'caches')
+ORDER BY p.stream_name
+FOR UPDATE OF p  -- keeps others from moving this writer's positions past uncommitted ids
 """
 
-SQL_AFTER: Final[LiteralString] = """
-SELECT COALESCE(state_group_after, state_group_before)
-FROM events
-WHERE event_nid = ANY($1::bigint[])
-ORDER BY 1
+SQL_MOVE: Final[LiteralString] = """
+WITH
+old AS MATERIALIZED (
+    SELECT event_nid, stream_ordering, arrival_ordering, backfilled,
+        rejected IS NULL AND NOT soft_failed AND NOT backfilled AS is_shown
+    FROM events
+    WHERE event_nid = ANY($2::bigint[]) AND NOT outlier
+),
+step AS MATERIALIZED (
+    SELECT event_nid, is_arrival, nextval('events_stream') AS position
+    FROM (
+        SELECT event_nid, stream_ordering AS position, false AS is_arrival FROM old
+        UNION ALL
+        SELECT event_nid, arrival_ordering, true FROM old WHERE arrival_ordering IS NOT NULL
+        ORDER BY position
+        OFFSET 0
+    ) AS ordered
+),
+delta AS (
+    DELETE FROM state_deltas
+    WHERE room_nid = $1::int AND stream_ordering IN (SELECT stream_ordering FROM old)
+),
+former AS (
+    DELETE FROM reordered_events
+    WHERE room_nid = $1::int AND event_nid = ANY($2::bigint[])
+),
+purged AS (
+    INSERT INTO purged_streams (stream_name, purged_upto)
+    SELECT 'events', max(stream_ordering) FROM old WHERE is_shown HAVING count(*) > 0
+    ON CONFLICT (stream_name) DO UPDATE SET purged_upto = GREATEST(purged_streams.purged_upto,
+        EXCLUDED.purged_upto)
+),
+set_position AS (
+    UPDATE stream_positions p
+    SET stream_id = GREATEST(p.stream_id, latest.position)
+    FROM (
+        SELECT CASE WHEN old.backfilled THEN 'backfill' ELSE 'events' END AS stream_name,
+            max(step.position) AS position
+        FROM step
+        JOIN old USING (event_nid)
+        GROUP BY 1
+    ) AS latest
+    WHERE p.stream_name = latest.stream_name AND p.instance_name = $3::text
+)
+UPDATE events e
+SET stream_ordering = step.position,
+    arrival_ordering = arrival.position,
+    writer_nid = $4::smallint
+FROM step
+LEFT JOIN step AS arrival ON arrival.event_nid = step.event_nid AND arrival.is_arrival
+WHERE e.event_nid = step.event_nid AND NOT step.is_arrival
 """
 
-SQL_SET_CURRENT: Final[LiteralString] = """
+
+async def move(conn: Connection, room_nid: int, event_nids: Collection[int]) -> None:
+    """Give these events new positions, in their old order."""
+    author = await conn.fetchrow(SQL_AUTHOR, INSTANCE_NAME, row=Author)
+    if author is None:
+        raise StorageCorrupt("the writer of repairs has no positions", instance_name=INSTANCE_NAME)
+    await conn.execute(SQL_MOVE, room_nid, list(event_nids), INSTANCE_NAME, author.writer_nid)
+
+
+SQL_SET_AFTER_GAPS: Final[LiteralString] = """
+UPDATE events e
+SET after_gap = NULLIF(i.after_gap, false)
+FROM unnest($2::text[], $3::boolean[]) AS i (event_id, after_gap)
+WHERE e.event_id = i.event_id AND e.room_nid = $1::int
+"""
+
+
+async def repair_after_gaps(conn: Connection, room_nid: int) -> None:
+    """Set the flag of the events that arrived before one of their parents, by their positions."""
+    rows = await conn.fetch(SQL_AFTER_GAPS, room_nid, row=AfterGapRow)
+    await conn.execute(
+        SQL_SET_AFTER_GAPS, room_nid, *transposed(((row[0], row.expected) for row in rows), 2)
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Former positions of reordered events, and times.
+
+SQL_DROP_MOVES: Final[LiteralString] = """
+DELETE FROM reordered_events m
+USING unnest($2::bigint[], $3::bigint[]) AS i (moves, event_nid)
+WHERE m.room_nid = $1::int AND m.moves = i.moves AND m.event_nid = i.event_nid
+"""
+
+SQL_COUNT_MOVES: Final[LiteralString] = """
 UPDATE rooms
-SET current_state_group = $2::bigint
+SET moves = GREATEST(moves,
+    (SELECT max(m.moves) FROM reordered_events m WHERE m.room_nid = $1::int))
 WHERE room_nid = $1::int
 """
 
-SQL_REPAIR_CURRENT_STATE: Final[LiteralString] = """
-WITH
-wanted AS (
-    SELECT s.state_key_nid, s.event_nid, e.membership
-    FROM rooms r
-    CROSS JOIN state_entries(r.current_state_group) AS s
-    JOIN events e USING (event_nid)
-    WHERE r.room_nid = $1::int
-),
-gone AS (
-    DELETE FROM current_state c
-    WHERE c.room_nid = $1::int
-        AND NOT EXISTS (SELECT FROM wanted w WHERE w.state_key_nid = c.state_key_nid)
-)
-INSERT INTO current_state (room_nid, state_key_nid, event_nid, membership)
-SELECT $1::int, state_key_nid, event_nid, membership
-FROM wanted
-ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET event_nid = EXCLUDED.event_nid,
-    membership = EXCLUDED.membership
-    WHERE (current_state.event_nid, current_state.membership)
-        IS DISTINCT FROM (EXCLUDED.event_nid, EXCLUDED.membership)
+SQL_SET_OUT_OF_ORDER: Final[LiteralString] = """
+UPDATE events e
+SET in_order_ts = i.in_order_ts
+FROM unnest($1::bigint[], $2::bigint[]) AS i (event_nid, in_order_ts)
+WHERE e.event_nid = i.event_nid
 """
 
-SQL_REPAIR_COUNTS: Final[LiteralString] = """
+SQL_SET_REACHED: Final[LiteralString] = """
 UPDATE rooms r
-SET joined_count = (SELECT count(*) FROM current_state c
-    WHERE c.room_nid = r.room_nid AND c.membership = 5),
-    invited_count = (SELECT count(*) FROM current_state c
-        WHERE c.room_nid = r.room_nid AND c.membership = 4)
-WHERE r.room_nid = $1::int
+SET in_order_ts = reached.in_order_ts
+FROM (
+    SELECT max(COALESCE(in_order_ts, origin_server_ts)) AS in_order_ts
+    FROM events
+    WHERE room_nid = $1::int AND NOT outlier AND NOT backfilled
+) AS reached
+WHERE r.room_nid = $1::int AND r.in_order_ts < reached.in_order_ts
 """
+
+
+async def repair_reorderings(conn: Connection, room_nid: int) -> None:
+    """Drop impossible reorderings; tokens then use the current positions of these events."""
+    while wrong := await conn.fetch(SQL_WRONG_REORDERINGS, room_nid, row=WrongReorderingRow):
+        await conn.execute(SQL_DROP_MOVES, room_nid, *transposed((row[:2] for row in wrong), 2))
+    await conn.execute(SQL_COUNT_MOVES, room_nid)
+
+
+async def repair_time_order(conn: Connection, room_nid: int) -> None:
+    """Set the time that was reached before it for each event where it is not possible.
+
+    The time reached after it stays what it was, so no other event becomes wrong.
+    """
+    wrong = await conn.fetch(SQL_TIME_ORDER, room_nid, row=TimeOrderRow)
+    await conn.execute(
+        SQL_SET_OUT_OF_ORDER, *transposed(((row.event_nid, row.before) for row in wrong), 2)
+    )
+    await conn.execute(SQL_SET_REACHED, room_nid)
+
+
+# --------------------------------------------------------------------------------------------------
+# Memberships of local users, and transactions.
 
 SQL_REPAIR_MEMBERSHIPS: Final[LiteralString] = """
 WITH
@@ -127,7 +242,6 @@ ON CONFLICT (principal_nid, room_nid) DO UPDATE
         EXCLUDED.event_nid)
 """
 
-
 SQL_SET_MEMBER_POSITIONS: Final[LiteralString] = """
 UPDATE memberships m
 SET stream_ordering = d.stream_ordering,
@@ -160,63 +274,14 @@ WHERE t.room_nid = $1::int AND e.event_nid = t.event_nid
 """
 
 
-async def repair_current(
-    conn: Connection, planner: RepairPlanner, states: RoomStates, ends: Sequence[int]
-) -> None:
-    """Set the state group of the current state by resolving the states after these extremities.
-
-    In a partial room the join is kept (`keeping_the_join`).
-    Without extremities it is the empty state. Clients get no state change for it: they see it in
-    their next initial sync.
-    """
-    room_nid = planner.row.room_nid
-    numbers: list[int] = await conn.fetchvals(SQL_AFTER, list(ends))
-    if not numbers:
-        await conn.execute(
-            SQL_SET_CURRENT, room_nid, await conn.fetchval(SQL_EMPTY_GROUP, room_nid)
-        )
-        return
-    loaded = await states.load(conn, numbers)
-    lost = [number for number in numbers if number not in loaded]
-    if lost:
-        raise StorageCorrupt(
-            "the states after forward extremities cannot be read",
-            room_nid=room_nid,
-            state_groups=lost,
-        )
-    groups = [loaded[number] for number in dict.fromkeys(numbers)]
-
-    def work(changes: EventChanges) -> Group:
-        return merged_state(
-            changes,
-            [*keeping_the_join(changes, groups)],
-            lambda base, change: changes.add_group(
-                derive(
-                    base, change, changes.change_set.blocks.take("state_group_nids"), NOTHING
-                )._replace(is_sought=True)
-            ),
-        )
-
-    merged = await planner.plan(conn, work)
-    await planner.write_groups(conn)
-    await conn.execute(SQL_SET_CURRENT, room_nid, merged.state_group)
-
-
-async def repair_state_tables(conn: Connection, room_nid: int, server_name: str) -> None:
-    """Rewrite the current state by key, and the memberships of local users.
+async def repair_memberships(conn: Connection, room_nid: int, server_name: str) -> None:
+    """Rewrite the memberships of local users, by the current state.
 
     Delete transactions that do not name an event of their user.
     """
     await conn.execute(SQL_SET_PARTIAL, room_nid)
-    await repair_entries(conn, room_nid)
     await conn.execute(SQL_REPAIR_MEMBERSHIPS, room_nid, server_name)
     await conn.execute(SQL_DELETE_MISTAKEN, room_nid)
-
-
-async def repair_entries(conn: Connection, room_nid: int) -> None:
-    """Rewrite the current state by key, and the numbers of members."""
-    await conn.execute(SQL_REPAIR_CURRENT_STATE, room_nid)
-    await conn.execute(SQL_REPAIR_COUNTS, room_nid)
 
 
 async def repair_member_positions(conn: Connection, room_nid: int) -> None:
@@ -226,7 +291,7 @@ async def repair_member_positions(conn: Connection, room_nid: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Repair `state_deltas`: make its chains whole, and publish what they lack at a new position.
+# Make the chains of `state_deltas` whole, and publish what they lack at a new position.
 #
 # A lost delta cannot be put back into the past: clients may have tokens from after it. So the
 # chains get what they have, without gaps. Where they then do not end at the current state, the

@@ -1,0 +1,425 @@
+"""Rebuild rooms, one after the other, in one session; or complete the state of a partial room."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Final, LiteralString, NamedTuple, Self
+
+from storage.config import Config
+from storage.database.archived_bytes import MAINTENANCE_MS
+from storage.database.connection import Connection, Database
+from storage.database.names import InternedNames
+from storage.database.pool import begun
+from storage.errors import DatabaseConflict, StorageCorrupt
+from storage.ids import EventId
+from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.totals import event_total
+from storage.maintenance.verify.current import check_deltas
+from storage.maintenance.verify.event_loader import VerifiedRoom, read_room
+from storage.maintenance.verify.states import check_groups
+from storage.observability.counters import Counted, Report, silent
+from storage.persist.room_lock import lock_room
+from storage.rebuild.arrivals import (
+    SQL_FIRST_CREATE,
+    SQL_OUTLIER_NIDS,
+    SQL_TIMELINE_STEPS,
+    RebuiltRoom,
+    TimelineStepRow,
+)
+from storage.rebuild.completion import (
+    SQL_MARK,
+    Completion,
+    KnownToReaders,
+    PartialMarkRow,
+    completion_of,
+    end_of_completion,
+    known_to_readers,
+)
+from storage.rebuild.match import Matching
+from storage.rebuild.planner import NAMES_REMEMBERED, PlannedRoom, write_planned
+from storage.rebuild.replan import CHUNK, RoomReplan
+from storage.rebuild.shadow_tables import ShadowTables
+from storage.rebuild.swap import Differences, swap
+from storage.streams.invalidate_caches import register_writer
+from storage.streams.stream_writer import Author
+
+SQL_ROOM_NID: Final[LiteralString] = """
+SELECT room_nid
+FROM rooms
+WHERE room_id = $1::text
+"""
+
+SQL_CURRENT_GROUP: Final[LiteralString] = """
+SELECT current_state_group
+FROM rooms
+WHERE room_id = $1::text
+"""
+
+SQL_SET_BYTES: Final[LiteralString] = """
+UPDATE events e
+SET json = i.json
+FROM unnest($1::bigint[], $2::bytea[]) AS i (event_nid, json)
+WHERE e.event_nid = i.event_nid
+"""
+
+BEHIND: Final = 200
+"""At most so many events are left to be planned while the room is locked."""
+
+PART: Final = 5_000
+"""So many events are planned before they are written."""
+
+ROUNDS_MAX: Final = 20
+ATTEMPTS: Final = 10
+CONNECTIONS: Final = 2
+STATEMENT_TIMEOUT_MS: Final = 3_600_000
+EMPTIED_AFTER: Final = 10_000
+"""Events of finished rooms in the shadow tables before these are emptied."""
+
+LARGE: Final = 5_000
+"""From so many events on, the shadow tables are analysed for the swap."""
+
+AUTHOR: Final = Author(1, "aside", 0)
+"""The writer of the shadow tables; no other session sees it."""
+
+
+class Rebuilt(NamedTuple):
+    """The result of a rebuild: changed rows of events, and others.
+
+    ``held_ms``: how long writers of the room waited, at most.
+    """
+
+    room_id: str
+    planned: int
+    events: int
+    others: int
+    held_ms: float
+
+
+async def rebuild(
+    database: Database,
+    room_id: str,
+    *,
+    server_name: str,
+    indexes_proven: bool = False,
+    report: Report = silent,
+) -> Rebuilt:
+    """Rebuild one room in a session of its own. ``server_name``: its users are local.
+
+    ``indexes_proven``: the caller has called `prove_indexes`. Raise `UnknownRoom`. Raise
+    `StorageCorrupt`, and change nothing, if an index is corrupt or the input is unreadable.
+    """
+    if not indexes_proven:
+        await prove_indexes(database, "a repair", report=report)
+    await register_writer(database)
+    async with ShadowTables.opened(database) as shadow:
+        return await Rebuilder(database, shadow, server_name).rebuild(room_id, report=report)
+
+
+async def complete(
+    database: Database, room_id: str, state: Sequence[EventId], *, server_name: str
+) -> bool:
+    """Complete the state of a room; return False if it is not partial.
+
+    ``state``: the ids of the whole state before the join, of stored events; ids of events that are
+    not stored, or rejected, are left out. ``server_name``: its users are local. Raise
+    `UnknownRoom`, or `StorageCorrupt` if an event cannot be planned again: nothing has changed
+    then.
+    """
+    await register_writer(database)
+    async with ShadowTables.opened(database) as shadow:
+        return await Rebuilder(database, shadow, server_name).complete(room_id, state)
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildInput:
+    """A room and its damage, as of one moment.
+
+    ``wrong_groups``: state groups that are unreadable or contradict their columns.
+    """
+
+    room: RebuiltRoom
+    is_renamed: bool
+    wrong_groups: frozenset[int]
+    has_wrong_deltas: bool
+    mark: PartialMarkRow | None
+
+
+class Rebuilder:
+    """Rebuilds rooms.
+
+    It takes two connections: one for the shadow tables, one that reads the live ones.
+    """
+
+    def __init__(self, database: Database, shadow: ShadowTables, server_name: str) -> None:
+        self._database = database
+        self._shadow = shadow
+        self._server_name = server_name
+        self._names = InternedNames(NAMES_REMEMBERED)
+        self._shadow_events = 0
+        self._shadow_rooms = set[str]()
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, dsn: str, server_name: str, config: Config | None = None
+    ) -> AsyncIterator[Self]:
+        """Open a rebuilder with its own connections; ``config`` None: the environment's."""
+        config = replace(
+            config or Config.from_env(),
+            statement_timeout_ms=STATEMENT_TIMEOUT_MS,
+            archive_timeout_ms=MAINTENANCE_MS,
+            pool_size_max=CONNECTIONS,
+            instance_name="spark maintenance",
+        )
+        async with (
+            await Database.open(dsn, config=config) as database,
+            database.connection() as conn,
+        ):
+            await register_writer(database)
+            yield cls(database, await ShadowTables.of(conn), server_name)
+
+    async def rebuild(self, room_id: str, *, report: Report = silent) -> Rebuilt:
+        """Rebuild one room.
+
+        Raise `UnknownRoom`. Raise `StorageCorrupt`, and change nothing, if the input is unreadable.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return await self._attempt(await self._input(room_id), None, report)
+            except DatabaseConflict:
+                if attempt == ATTEMPTS:
+                    raise
+        raise StorageCorrupt("a rebuild neither ended nor failed", room_id=room_id)
+
+    async def complete(self, room_id: str, state: Sequence[EventId]) -> bool:
+        """Plan a partial room again, with the whole state before its join (`complete`)."""
+        for attempt in range(1, ATTEMPTS + 1):
+            entered = await self._input(room_id)
+            if entered.mark is None:
+                return False
+            try:
+                async with self._database.connection() as reader:
+                    completion = await completion_of(
+                        reader, entered.room.room_nid, entered.mark, state
+                    )
+                await self._attempt(entered, completion, silent)
+            except DatabaseConflict:
+                if attempt == ATTEMPTS:
+                    raise
+            else:
+                return True
+        raise StorageCorrupt("a completion neither ended nor failed", room_id=room_id)
+
+    async def _attempt(
+        self, entered: RebuildInput, completion: Completion | None, report: Report
+    ) -> Rebuilt:
+        room_id = entered.room.room_id
+        await self._make_room(room_id)
+        async with self._database.connection() as reader:
+            total = await event_total(reader, [room_id])
+        work = _Work(
+            self._database,
+            self._shadow,
+            entered,
+            completion,
+            server_name=self._server_name,
+            names=self._names,
+            counted=Counted(report, "rebuild", total.rows, "events", is_estimate=True),
+        )
+        self._shadow_events += EMPTIED_AFTER  # unless it comes to its end
+        rebuilt = await work.run()
+        self._shadow_rooms.add(room_id)
+        is_doubtful = work.replay.has_foreign or entered.mark is not None
+        self._shadow_events += work.planned - (0 if is_doubtful else EMPTIED_AFTER)
+        return rebuilt
+
+    async def _make_room(self, room_id: str) -> None:
+        """Empty the shadow tables if they have much, something doubtful, or this room."""
+        if self._shadow_events >= EMPTIED_AFTER or room_id in self._shadow_rooms:
+            await self._shadow.empty()
+            self._shadow_events = 0
+            self._shadow_rooms.clear()
+
+    async def _input(self, room_id: str) -> RebuildInput:
+        """Read what the tables have, in one snapshot. Raise `UnknownRoom`."""
+        async with self._database.transaction(isolation="repeatable_read", readonly=True) as conn:
+            room = await read_room(conn, room_id, self._server_name)
+            return RebuildInput(
+                RebuiltRoom(room.nid, room_id, room.row.room_version),
+                room.stored_version != room.row.room_version,
+                await _wrong_groups(conn, room),
+                await anext(check_deltas(conn, room), None) is not None,
+                await conn.fetchrow(SQL_MARK, room.nid, row=PartialMarkRow),
+            )
+
+
+async def _wrong_groups(conn: Connection, room: VerifiedRoom) -> frozenset[int]:
+    return frozenset(
+        [int(finding.subject[0].rpartition(" ")[2]) async for finding in check_groups(conn, room)]
+    )
+
+
+@dataclass(slots=True)
+class _Work:
+    """One attempt at a room."""
+
+    database: Database
+    shadow: ShadowTables
+    entered: RebuildInput
+    completion: Completion | None
+    server_name: str
+    names: InternedNames
+    counted: Counted
+    planned: int = 0
+    position: int = 0
+    matching: Matching = field(init=False)
+    replay: RoomReplan = field(init=False)
+    planned_room: PlannedRoom = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.matching = Matching(self.entered.wrong_groups)
+        self.replay = RoomReplan(
+            self.shadow,
+            self.database,
+            self.room,
+            server_name=self.server_name,
+            names=self.names,
+            given={} if self.completion is None else self.completion.given,
+        )
+        self.planned_room = self.replay.begin(self.room.room_id)
+
+    @property
+    def room(self) -> RebuiltRoom:
+        return self.entered.room
+
+    async def run(self) -> Rebuilt:
+        """Plan until few events are left; then lock the room, plan these, and swap."""
+        await self.replay.prepare(is_renamed=self.entered.is_renamed)
+        await self._plan_outliers()
+        for _ in range(ROUNDS_MAX):
+            if await self._plan_timeline() <= BEHIND:
+                break
+        if self.planned >= LARGE:
+            await self.shadow.count()
+        for attempt in range(1, ATTEMPTS + 1):
+            is_locked = False
+            try:
+                async with begun(self.shadow.conn) as conn:
+                    async with self.shadow.live():
+                        await lock_room(conn, self.room.room_id)
+                    is_locked = True
+                    return await self._finish(conn)
+            except DatabaseConflict:
+                if is_locked or attempt == ATTEMPTS:
+                    raise
+        raise StorageCorrupt("a rebuild neither ended nor failed", room_id=self.room.room_id)
+
+    async def _finish(self, conn: Connection) -> Rebuilt:
+        """Plan the last events and swap. The room is locked."""
+        since = time.perf_counter()
+        async with self.database.connection() as reader:
+            mark = await reader.fetchrow(SQL_MARK, self.room.room_nid, row=PartialMarkRow)
+        if mark != self.entered.mark:
+            raise DatabaseConflict("the room became partial or complete during the rebuild")
+        await self._plan_outliers()
+        await self._plan_timeline()
+        self._check_all_planned()
+        await self._match_current()
+        shadow_nid: int = await conn.fetchval(SQL_ROOM_NID, self.room.room_id)
+        async with self.shadow.live(large=self.planned >= LARGE):
+            known = await self._known(conn)
+            done = await swap(
+                conn,
+                Differences(
+                    self.room,
+                    shadow_nid,
+                    self.matching,
+                    self.server_name,
+                    self.replay,
+                    has_wrong_deltas=self.entered.has_wrong_deltas,
+                ),
+                is_completion=known is not None,
+            )
+            if self.completion is not None and known is not None:
+                await end_of_completion(conn, self.room, self.completion, known)
+        held_ms = (time.perf_counter() - since) * 1000
+        return Rebuilt(self.room.room_id, self.planned, done.events, done.others, held_ms)
+
+    async def _known(self, conn: Connection) -> KnownToReaders | None:
+        return None if self.completion is None else await known_to_readers(conn, self.room.room_nid)
+
+    async def _plan_outliers(self) -> None:
+        async with self.database.connection() as reader:
+            first: list[int] = await reader.fetchvals(SQL_FIRST_CREATE, self.room.room_nid)
+            nids: list[int] = await reader.fetchvals(SQL_OUTLIER_NIDS, self.room.room_nid)
+        await self._plan(list(dict.fromkeys([*first, *nids])), outliers=True)
+
+    async def _plan_timeline(self) -> int:
+        """Plan what is new in the timeline, and return how many events that is."""
+        async with self.database.connection() as reader:
+            steps = await reader.fetch(
+                SQL_TIMELINE_STEPS, self.room.room_nid, self.position, row=TimelineStepRow
+            )
+        if steps:
+            self.position = steps[-1].position
+        mark = None if self.completion is not None else self.entered.mark
+        for (is_readmission, is_marking), some in groupby(
+            steps,
+            key=lambda step: (
+                step.is_readmission,
+                mark is not None and step.event_nid == mark.event_nid,
+            ),
+        ):
+            nids = [step.event_nid for step in some]
+            if is_readmission:
+                await self._readmit(nids)
+                continue
+            if is_marking and mark is not None:
+                await self.replay.mark_partial(mark.join_event_id)
+            await self._plan(nids)
+        return len(steps)
+
+    async def _readmit(self, nids: Sequence[int]) -> None:
+        """Plan readmissions. Their events are written: `_plan` ends with a write."""
+        for nid in nids:
+            await self.replay.readmit(nid)
+        await self._write()
+
+    async def _plan(self, nids: Sequence[int], *, outliers: bool = False) -> None:
+        for start in range(0, len(nids), CHUNK):
+            chunk = nids[start : start + CHUNK]
+            await self.replay.take(self.planned_room, chunk, outliers=outliers)
+            if len(self.replay.change_set.events.new_events) >= PART:
+                await self._write()
+            self.counted.add(len(chunk))
+        await self._write()
+        self.planned += len(nids)
+
+    async def _write(self) -> None:
+        """Write what is planned into the shadow tables."""
+        async with self.database.connection() as reader:
+            await self.matching.match(reader, self.replay.change_set, self.replay.arrived)
+        self.replay.arrived.clear()
+        await self.shadow.check()
+        await write_planned(self.replay, AUTHOR, 0)
+        renamed = self.replay.renamed
+        if renamed:
+            await self.shadow.conn.execute(SQL_SET_BYTES, list(renamed), list(renamed.values()))
+
+    def _check_all_planned(self) -> None:
+        self.replay.end(self.planned_room)
+        for _, line, result in self.replay.failed:
+            raise StorageCorrupt(
+                f"an event cannot be planned again: {result.reason}",
+                event_id=line.event_id,
+                missing=list(result.missing),
+            )
+
+    async def _match_current(self) -> None:
+        shadow: int | None = await self.shadow.conn.fetchval(SQL_CURRENT_GROUP, self.room.room_id)
+        async with self.database.connection() as reader:
+            live: int | None = await reader.fetchval(SQL_CURRENT_GROUP, self.room.room_id)
+            if shadow is not None and live is not None:
+                await self.matching.match_current(reader, shadow, live)
