@@ -48,7 +48,7 @@ from storage.streams.stream_writer import Author
 # gap. An event that was readmitted has two positions, and gets two new ones.
 
 SQL_AUTHOR: Final[LiteralString] = """
-SELECT w.writer_nid, p.instance_name, p.epoch
+SELECT w.writer_nid, p.instance_name, p.epoch AS writer_epoch
 FROM stream_positions p
 JOIN writers w USING (instance_name)
 WHERE p.instance_name = $1::text AND p.stream_name IN ('events', 'backfill', 'caches')

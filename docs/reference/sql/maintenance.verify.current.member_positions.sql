@@ -1,5 +1,5 @@
--- Sent by storage.maintenance.repair.current.repair_member_positions and
--- storage.maintenance.verify.current.check_member_positions. Parameters: $1 int.
+-- Sent by storage.maintenance.verify.current.check_member_positions and
+-- storage.rebuild.client_positions.repair_member_positions. Parameters: $1 int.
 
 SELECT p.name AS user_id, m.stream_ordering AS found, d.stream_ordering AS expected,
     m.writer_nid AS found_writer, COALESCE(d.writer_nid, e.writer_nid) AS expected_writer

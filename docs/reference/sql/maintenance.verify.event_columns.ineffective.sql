@@ -1,5 +1,4 @@
--- Sent by storage.maintenance.repair.graph.repair_redactions and
--- storage.maintenance.verify.event_columns.check_redactions. Parameters: $1 int.
+-- Sent by storage.maintenance.verify.event_columns.check_redactions. Parameters: $1 int.
 
 SELECT e.event_id
 FROM (

@@ -1,5 +1,4 @@
--- Sent by storage.maintenance.repair.graph.repair_relations and
--- storage.maintenance.verify.event_columns.check_contents and
+-- Sent by storage.maintenance.verify.event_columns.check_contents and
 -- storage.maintenance.verify.graph.doubled_events. Parameters: $1 int.
 
 SELECT e.event_nid

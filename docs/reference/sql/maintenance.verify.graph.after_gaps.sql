@@ -1,5 +1,5 @@
--- Sent by storage.maintenance.repair.run.repair_after_gaps and
--- storage.maintenance.verify.graph.check_after_gaps. Parameters: $1 int.
+-- Sent by storage.maintenance.verify.graph.check_after_gaps and
+-- storage.rebuild.client_positions.repair_after_gaps. Parameters: $1 int.
 
 SELECT e.event_id, COALESCE(e.after_gap, false) AS found, correct.expected
 FROM events e

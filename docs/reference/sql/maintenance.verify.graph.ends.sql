@@ -1,5 +1,4 @@
--- Sent by storage.maintenance.repair.graph.repair_extremities and
--- storage.maintenance.verify.graph.check_extremities. Parameters: $1 int.
+-- Sent by storage.maintenance.verify.graph.check_extremities. Parameters: $1 int.
 
 WITH RECURSIVE
 live AS (

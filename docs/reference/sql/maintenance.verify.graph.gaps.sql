@@ -1,5 +1,4 @@
--- Sent by storage.maintenance.repair.graph.repair_gaps and
--- storage.maintenance.verify.graph.check_gaps. Parameters: $1 int.
+-- Sent by storage.maintenance.verify.graph.check_gaps. Parameters: $1 int.
 
 WITH RECURSIVE
 named AS (  -- by an accepted live event, also through events that can be no extremity
