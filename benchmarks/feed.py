@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from storage.database.connection import Connection
 from storage.errors import ResyncNeeded
 from storage.ids import UserId
-from storage.queries.sync.changed_rooms import STREAMS, News, SyncMemory, vector
+from storage.queries.sync.changed_rooms import STREAMS, ChangeSnapshot, SyncMemory, vector
 from storage.store.facade import Store
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.caches import LastChange, RoomsOf
@@ -138,7 +138,9 @@ class FeedMemory(SyncMemory):
         )
         self._since = since
 
-    async def news(self, conn: Connection, user_id: UserId, *, reread: bool = False) -> News:
+    async def snapshot(
+        self, conn: Connection, user_id: UserId, *, reread: bool = False
+    ) -> ChangeSnapshot:
         """Return the news. Raise `ResyncNeeded` where the list does not reach back as far."""
         del reread
         rows = await conn.fetch(SQL_FEED, user_id, self._since.min, row=FeedRow)
@@ -155,4 +157,4 @@ class FeedMemory(SyncMemory):
                     )
                 nids = row.room_nids or []
         token = SyncToken.of({name: vector(writers) for name, writers in found.items()})
-        return News(token, RoomsOf({}, 0), frozenset(nids), LastChange(1, 0))
+        return ChangeSnapshot(token, RoomsOf({}, 0), frozenset(nids), LastChange(1, 0))

@@ -21,7 +21,7 @@ from benchmarks.harness import Bench, show
 from storage import Store, Sync
 from storage.config import Config
 from storage.errors import ResyncNeeded
-from storage.queries.sync import SyncMemory, SyncRequest, is_quiet, quiet, sync
+from storage.queries.sync import SyncMemory, SyncRequest, has_no_changes, no_changes, sync
 from storage.queries.sync.changed_rooms import events_of
 from storage.streams.caches import Cache
 
@@ -191,16 +191,16 @@ async def _listed_quiet(side: AskedEngine, asked: SyncRequest) -> Sync:
     """Sync where nothing is known to be new: the best case."""
     assert asked.since is not None
     async with side.store.database.connection() as conn:
-        found = await quiet(conn, asked, feed.FeedMemory(side.store, events_of(asked.since)))
+        found = await no_changes(conn, asked, feed.FeedMemory(side.store, events_of(asked.since)))
     assert found is not None
     return found[0]
 
 
 async def _by(side: AskedEngine, asked: SyncRequest, memory: SyncMemory) -> Sync:
     database = side.store.database
-    if is_quiet(asked, memory):
+    if has_no_changes(asked, memory):
         async with database.connection() as conn:
-            if found := await quiet(conn, asked, memory):
+            if found := await no_changes(conn, asked, memory):
                 return found[0]
     async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
         return await sync(conn, asked, memory=memory)

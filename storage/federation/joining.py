@@ -29,7 +29,7 @@ from storage.persist import AppendResult, partial_marks, receive
 from storage.persist.plan.partial_state import MARK_IS_GONE
 from storage.persist.receive import Pdu
 from storage.queries import gaps
-from storage.queries.federation import KnownRoom, StoredKey, known_rooms
+from storage.queries.federation import KnownRoom, StoredKey, stored_rooms
 from storage.queries.gaps import PartialRoom
 from storage.streams.position_poller import follow_once
 
@@ -606,7 +606,7 @@ async def store_join(
 async def forget_false_claim(task: RoomTask) -> None:
     """Delete what is stored of a room if its version was only claimed, and is another one."""
     async with task.store.database.connection() as conn:
-        known = await known_rooms(conn, [task.room_id], task.own_name)
+        known = await stored_rooms(conn, [task.room_id], task.own_name)
     room = known.get(task.room_id)
     if room is None or room.room_version == task.room_version:
         return

@@ -143,7 +143,7 @@ class OpenReader(NamedTuple):
     identity: Identity
 
 
-class Found(NamedTuple):
+class ReaderStart(NamedTuple):
     """The values that a read-only store reads at the start, as of one moment."""
 
     deployment_id: str
@@ -153,7 +153,7 @@ class Found(NamedTuple):
 
 
 @asynccontextmanager
-async def reads_beside(
+async def standby_reads(
     replica_dsn: str,
     database: Database,
     streams: Streams,
@@ -197,25 +197,25 @@ async def open_reader(
         )
         async with database.connection() as conn:
             await check_schema(conn)
-            found = await _found(conn, server_name)
+            start = await _read_start(conn, server_name)
         # not among the names of the writers, one of which may be that of this process
         name = f"reader.{secrets.token_hex(8)}"
-        streams = Streams(database, name, found.positions, lost=found.lost, read_only=True)
-        _add_defined(streams, found)
+        streams = Streams(database, name, start.positions, lost=start.lost, read_only=True)
+        _add_defined(streams, start)
 
         async def reload(conn: Connection) -> None:
-            again = await _found(conn, found.server_name)
+            again = await _read_start(conn, start.server_name)
             streams.restart(again.positions, {}, again.lost, Restart(NO_WRITER, {}))
             _add_defined(streams, again)
             database.guard.enter_again()
             logger.warning("the database was restored: caches are empty, positions are read again")
 
-        standby = Standby(database, streams, found.deployment_id, reload=reload)
+        standby = Standby(database, streams, start.deployment_id, reload=reload)
         await standby.begin()  # it ends the other sessions, also one that prepares
         if config.prepare_ahead:
             await stack.enter_async_context(running(database.prepared.run()))
         streams.reads = Reads(database, standby, read_only=True)
-        writer = Writer(database, streams, server_name=found.server_name, writer_nid=NO_WRITER)
+        writer = Writer(database, streams, server_name=start.server_name, writer_nid=NO_WRITER)
         await stack.enter_async_context(
             running(follow(database, streams, every_ms=config.follow_ms))
         )
@@ -223,27 +223,27 @@ async def open_reader(
             database,
             streams,
             writer,
-            Identity(found.server_name, config.instance_name, NO_WRITER, found.deployment_id),
+            Identity(start.server_name, config.instance_name, NO_WRITER, start.deployment_id),
         )
 
 
-def _add_defined(streams: Streams, found: Found) -> None:
-    for name in found.positions.keys() - streams.keys():
-        streams.add(declaration(name), found.positions[name], 0)
+def _add_defined(streams: Streams, start: ReaderStart) -> None:
+    for name in start.positions.keys() - streams.keys():
+        streams.add(declaration(name), start.positions[name], 0)
     streams.keep_up()
 
 
-async def _found(conn: Connection, server_name: str | None) -> Found:
+async def _read_start(conn: Connection, server_name: str | None) -> ReaderStart:
     """Read the identity of the database and its positions."""
     async with begun(conn, isolation="repeatable_read", readonly=True):
-        known = await deployment(conn)
-        if known is None or known.server_name is None:
+        identity = await deployment(conn)
+        if identity is None or identity.server_name is None:
             raise InputError("no store was opened in this database yet: open one on the primary")
-        if server_name not in {None, known.server_name}:
-            raise WrongServerName(str(server_name), found=known.server_name)
-        return Found(
-            known.deployment_id,
-            known.server_name,
+        if server_name not in {None, identity.server_name}:
+            raise WrongServerName(str(server_name), found=identity.server_name)
+        return ReaderStart(
+            identity.deployment_id,
+            identity.server_name,
             await startup.positions(conn),
             await lost(conn),
         )
@@ -321,22 +321,22 @@ async def open_store(
         if migrate:
             await _migrate(dsn, how=MigrationOptions(database_schema=config.database_schema))
         opening = open_writer(
-            dsn, server_name=server_name, config=config, observer=observer, told_of=None
+            dsn, server_name=server_name, config=config, observer=observer, followed=None
         )
         with naming:
             opened = await stack.enter_async_context(opening)
         if replica_dsn is not None:
-            await stack.enter_async_context(_reads_beside(opened, replica_dsn, observer))
+            await stack.enter_async_context(_standby_reads(opened, replica_dsn, observer))
         await drop_lost_marks(opened.database)
         store = Store(*opened, signing_key, old_signing_keys=old_keys)
         yield await stack.enter_async_context(_opened(store))
 
 
-def _reads_beside(
+def _standby_reads(
     opened: OpenWriter, replica_dsn: str, observer: Observer | None
 ) -> AbstractAsyncContextManager[None]:
     deployment_id = opened.identity.deployment_id
-    return reads_beside(
+    return standby_reads(
         replica_dsn, opened.database, opened.streams, deployment_id, observer=observer
     )
 
@@ -345,14 +345,14 @@ def _old_keys(
     signing_key: SigningKey | None, old: Mapping[str, Mapping[str, Any]] | None
 ) -> dict[str, OldKey]:
     """Return the old keys, after a check of all keys. `InputError`."""
-    found = {} if old is None else read_old_keys(old)
+    old_keys = {} if old is None else read_old_keys(old)
     if signing_key is not None:
         current = args.signing_key(signing_key)
-        if (key_id := f"{current.alg}:{current.version}") in found:
+        if (key_id := f"{current.alg}:{current.version}") in old_keys:
             raise InputError(f"{key_id} is the signing key, and one of old_signing_keys")
-    elif found:
+    elif old_keys:
         raise InputError("old_signing_keys are given without the signing_key that replaced them")
-    return found
+    return old_keys
 
 
 @asynccontextmanager
@@ -372,13 +372,13 @@ async def open_writer(
     server_name: str | None,
     config: Config,
     observer: Observer | None = None,
-    told_of: Collection[str] | None = WRITER_READS,
+    followed: Collection[str] | None = WRITER_READS,
 ) -> AsyncIterator[OpenWriter]:
     """Open only the writing part of a store.
 
-    Of other writers, it reads the facts of the streams ``told_of`` only. None is for a whole store:
-    it reads all, and its connections prepare the usual statements. The rest is as in `open_store`,
-    and the instance name is that of ``config``.
+    Of other writers, it reads the facts of the streams ``followed`` only. None is for a whole
+    store: it reads all, and its connections prepare the usual statements. The rest is as in
+    `open_store`, and the instance name is that of ``config``.
     """
     instance_name = config.instance_name
     startup.check_name(instance_name)
@@ -388,7 +388,7 @@ async def open_writer(
         )
         async with database.connection() as conn:
             await check_schema(conn)
-            if told_of is None and config.prepare_ahead:  # while the rest is opened
+            if followed is None and config.prepare_ahead:  # while the rest is opened
                 await stack.enter_async_context(running(database.prepared.run()))
             deployment_id, name = await settled(conn, server_name, wait_ms=config.enter_wait_ms)
             await startup.be_alone(conn, instance_name, wait_ms=config.enter_wait_ms)
@@ -396,19 +396,19 @@ async def open_writer(
             own = await startup.entered(conn, instance_name)
             database.measures.last_received_ms = await last_received_ms(conn)
         streams = Streams(database, instance_name, own.positions, own.epochs, lost=own.lost)
-        for one in own.defined:
-            streams.add(declaration(one), own.positions[one], own.epochs[one])
+        for stream in own.defined:
+            streams.add(declaration(stream), own.positions[stream], own.epochs[stream])
         entry = DatabaseEntry(database, streams, name, deployment_id, own.mark)
         database.watch(entry.is_same)
         writer = Writer(database, streams, server_name=name, writer_nid=own.writer_nid)
         await stack.enter_async_context(
             # entered before the writer starts, so that it ends after the last write
-            running(stay_entered(entry, told_of=told_of))
+            running(stay_entered(entry, told_of=followed))
         )
         writer.start()
         stack.push_async_callback(writer.close)
         await stack.enter_async_context(
-            running(follow(database, streams, every_ms=config.follow_ms, told_of=told_of))
+            running(follow(database, streams, every_ms=config.follow_ms, told_of=followed))
         )
         yield OpenWriter(
             database, streams, writer, Identity(name, instance_name, own.writer_nid, deployment_id)
