@@ -14,14 +14,14 @@ else:  # a type checker would accept any name because of this function
 
     def __getattr__(name: str) -> object:
         """Load a public name, or the module that `from storage import errors` names."""
-        value = globals()[name] = _found(name)
+        value = globals()[name] = _load_public(name)
         return value
 
     def __dir__() -> list[str]:
         """Return the public names, for completion in a shell and for `help`."""
         return sorted({*globals(), *__getattr__("__all__")})
 
-    def _found(name: str) -> object:
+    def _load_public(name: str) -> object:
         if name == "__version__":
             return importlib.import_module("storage.version").__version__
         if not name.startswith("_"):

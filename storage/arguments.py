@@ -81,24 +81,24 @@ def pdu(value: T) -> T:
 
 def texts(values: Iterable[str], name: str = "ids") -> list[str]:
     """Return each of them as `text`, once; raise `InputError` for a single text."""
-    given = listed(values, name)
-    return distinct(given if _are_ascii(given) else [text(value) for value in given])
+    items = listed(values, name)
+    return distinct(items if _are_ascii(items) else [text(value) for value in items])
 
 
 def possible(values: Iterable[str]) -> list[EventId]:
     """Return those of the values that are texts which can be stored, each once."""
-    return distinct(EventId(one) for one in listed(values, "event_ids") if is_text(one))
+    return distinct(EventId(value) for value in listed(values, "event_ids") if is_text(value))
 
 
 async def many(check: Callable[[Iterable[Any]], list[T]], values: Iterable[Any]) -> list[T]:
     """Return what a check of a list returns; a long list is checked in parts (`storage.turns`)."""
-    given = list(values) if isinstance(values, Iterator) else values
-    if isinstance(given, str) or not isinstance(given, Sized) or len(given) <= TURN_ROWS:
-        return check(given)
-    found: dict[T, None] = {}
-    async for part in parts(list(given)):
-        found.update(dict.fromkeys(check(part)))
-    return list(found)
+    items = list(values) if isinstance(values, Iterator) else values
+    if isinstance(items, str) or not isinstance(items, Sized) or len(items) <= TURN_ROWS:
+        return check(items)
+    checked: dict[T, None] = {}
+    async for part in parts(list(items)):
+        checked.update(dict.fromkeys(check(part)))
+    return list(checked)
 
 
 def distinct(values: Iterable[T]) -> list[T]:
@@ -123,10 +123,10 @@ def filtered(values: Iterable[str] | None, name: str) -> tuple[str, ...] | None:
     if values is None:
         return None
     names = listed(values, name)
-    for one in names:
-        if not isinstance(one, str):
-            raise InputError(f"{name} holds {one!r}: a list of texts is wanted")
-    return tuple(dict.fromkeys(one for one in names if is_text(one)))
+    for item in names:
+        if not isinstance(item, str):
+            raise InputError(f"{name} holds {item!r}: a list of texts is wanted")
+    return tuple(dict.fromkeys(item for item in names if is_text(item)))
 
 
 def keys(pairs: Iterable[StateKey] | None) -> list[StateKey] | None:
@@ -343,10 +343,10 @@ def mapping(value: Mapping[Any, T], name: str) -> Mapping[Any, T]:
 
 def room_versions(value: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return room versions by room id; raise `InputError` unless all are strings."""
-    found = {} if value is None else mapping(value, "room_versions")
-    for version in found.values():
+    versions = {} if value is None else mapping(value, "room_versions")
+    for version in versions.values():
         instance(version, str, "a version in room_versions")
-    return found
+    return versions
 
 
 def signing_key(value: Any) -> Any:
@@ -386,5 +386,5 @@ def _is_finite(value: object) -> bool:
     if isinstance(value, float):
         return isfinite(value)
     if isinstance(value, Mapping):
-        return all(_is_finite(one) for one in value.values())
-    return not isinstance(value, list | tuple) or all(_is_finite(one) for one in value)
+        return all(_is_finite(item) for item in value.values())
+    return not isinstance(value, list | tuple) or all(_is_finite(item) for item in value)

@@ -18,7 +18,7 @@ from storage.errors import InputError
 logger: logging.Logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "STORAGE_"
-KNOWN_VARIABLES: Final[frozenset[str]] = frozenset(
+OTHER_VARIABLES: Final[frozenset[str]] = frozenset(
     {
         "STORAGE_DSN",  # these four: storage/database/dsn.py
         "STORAGE_DSN_FILE",
@@ -43,7 +43,7 @@ OF_OTHERS: Final[re.Pattern[str]] = re.compile(
 )
 """Variables with our prefix that the package does not read, and that are no mistakes."""
 
-GONE: Final[Mapping[str, re.Pattern[str]]] = {
+REMOVED_VARIABLES: Final[Mapping[str, re.Pattern[str]]] = {
     "since 0.3.0 it is a part of STORAGE_CACHE_MB": re.compile(
         r"STORAGE_(CACHE_\w+|NOTIFIER_KEYS)_MAX"
     ),
@@ -282,9 +282,9 @@ class Config:
             )
         if 0 < (longest := self.retention_lifetime_ms_max) < self.retention_lifetime_ms_min:
             least = self.retention_lifetime_ms_min
-            wanted = f"0, or at least retention_lifetime_ms_min, which is {least}"
+            bounds = f"0, or at least retention_lifetime_ms_min, which is {least}"
             raise InputError(
-                f"{_shown('retention_lifetime_ms_max')} is {longest}: it must be {wanted}"
+                f"{_shown('retention_lifetime_ms_max')} is {longest}: it must be {bounds}"
             )
 
     @classmethod
@@ -361,12 +361,12 @@ def _parse(name: str, text: str) -> object:
 
 def unknown_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the variables with our prefix that nothing reads: a misspelt one has no effect."""
-    known = _known_variables()
+    variables = _variables()
     return sorted(
         name
         for name in environ
         if name.startswith(ENVIRONMENT_PREFIX)
-        and name not in known
+        and name not in variables
         and not OF_OTHERS.fullmatch(name)
     )
 
@@ -379,14 +379,14 @@ def _warn_of(name: str) -> None:
 
 
 def _advice(name: str) -> str:
-    for advice, names in GONE.items():
+    for advice, names in REMOVED_VARIABLES.items():
         if names.fullmatch(name):
             return f": {advice}"
     # the prefix alone would make all names similar
-    known = {one.removeprefix(ENVIRONMENT_PREFIX): one for one in _known_variables()}
-    near = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), known, n=1)
-    return f": did you mean {known[near[0]]}?" if near else ""
+    variables = {variable.removeprefix(ENVIRONMENT_PREFIX): variable for variable in _variables()}
+    near = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), variables, n=1)
+    return f": did you mean {variables[near[0]]}?" if near else ""
 
 
-def _known_variables() -> frozenset[str]:
-    return KNOWN_VARIABLES | {_variable(field.name) for field in fields(Config)}
+def _variables() -> frozenset[str]:
+    return OTHER_VARIABLES | {_variable(field.name) for field in fields(Config)}

@@ -33,16 +33,16 @@ def changed(
     entries: "Map[K, V]", change: Mapping[K, V | None], *, removed: V | None = None
 ) -> "Map[K, V]":
     """Return a map with a change applied; the value ``removed`` removes its key."""
-    draft = entries.mutate()
+    mutation = entries.mutate()
     for key, value in change.items():
         if value is not None and value != removed:
-            draft[key] = value
-        elif key in draft:
-            del draft[key]
-    return draft.finish()
+            mutation[key] = value
+        elif key in mutation:
+            del mutation[key]
+    return mutation.finish()
 
 
-def _changed_one_by_one(
+def _changed_by_key(
     entries: "Map[K, V]", change: Mapping[K, V | None], *, removed: V | None = None
 ) -> "Map[K, V]":
     """Do the same where maps have no draft."""
@@ -54,4 +54,4 @@ def _changed_one_by_one(
 
 
 if not hasattr(Map, "mutate"):
-    changed = _changed_one_by_one
+    changed = _changed_by_key

@@ -101,11 +101,11 @@ HIERARCHY_MAX: Final = 50
 
 EXTENSIONS: Final = ("to_device", "account_data", "receipts")
 MALFORMED: Final = (AttributeError, KeyError, TypeError, ValueError)
-WANTED: Final = "lists, room_subscriptions, extensions and each extension are objects"
+EXPECTED_SHAPE: Final = "lists, room_subscriptions, extensions and each extension are objects"
 NUMBER: Final[re.Pattern[str]] = re.compile("[0-9]{1,18}")
 """A number in a token: how many rooms of a hierarchy are before a page."""
 ALWAYS: Final = ("initial", "limited", "num_live")
-IF_KNOWN: Final = (
+IF_PRESENT: Final = (
     "membership",
     "is_dm",
     "prev_batch",
@@ -137,32 +137,34 @@ async def sync(
     in place of ``state``. Unread events count as notifications, as without push rules.
     ``unread_thread_notifications`` (by default as in the filter) gives threads counts of their own.
     """
-    asked = unread_thread_notifications
-    by_thread = found.unread_thread_notifications if asked is None else args.flag(asked, "threads")
+    threads = unread_thread_notifications
+    by_thread = (
+        found.unread_thread_notifications if threads is None else args.flag(threads, "threads")
+    )
     state_name = "state_after" if use_state_after else "state"
     rooms: list[JoinedRoom] = [*found.join.values(), *found.leave.values()]
     events = await _shown(
         store,
         user_id,
-        chain.from_iterable(one.timeline.events for one in rooms),
-        chain.from_iterable(getattr(one, state_name) for one in rooms),
+        chain.from_iterable(room.timeline.events for room in rooms),
+        chain.from_iterable(getattr(room, state_name) for room in rooms),
         device_id,
         ignored=found.ignored,
     )
     parts: dict[str, Json] = {
         name: {
-            room: _room(one, events, state_name, by_thread=by_thread)
-            async for room, one in in_turns(listed.items())
+            room: _room(joined_room, events, state_name, by_thread=by_thread)
+            async for room, joined_room in in_turns(listed.items())
         }
         for name, listed in (("join", found.join), ("leave", found.leave))
     }
     parts["invite"] = {
-        room: {"invite_state": _events(one.invite_state)}
-        async for room, one in in_turns(found.invite.items())
+        room: {"invite_state": _events(invited.invite_state)}
+        async for room, invited in in_turns(found.invite.items())
     }
     parts["knock"] = {
-        room: {"knock_state": _events(one.knock_state)}
-        async for room, one in in_turns(found.knock.items())
+        room: {"knock_state": _events(knocked.knock_state)}
+        async for room, knocked in in_turns(found.knock.items())
     }
     return {
         "next_batch": found.next_batch,
@@ -177,26 +179,26 @@ def _room(room: JoinedRoom, events: Shown, state_name: str, *, by_thread: bool) 
     timeline |= _events(_pick(events, room.timeline.events))
     for event in () if room.timeline.limited else timeline["events"]:
         event["unsigned"].pop("m.relations", None)  # the client gets what relates to it as events
-    form: Json = {
+    body: Json = {
         "timeline": timeline,
         state_name: _events(_pick(events, getattr(room, state_name), as_state=True)),
         "account_data": _events(_account_data(room.account_data)),
         "ephemeral": _events(receipt_events(room.receipts)),
     }
     if room.summary is not None:
-        form["summary"] = {
+        body["summary"] = {
             "m.joined_member_count": room.summary.joined_count,
             "m.invited_member_count": room.summary.invited_count,
         }
         if room.summary.heroes is not None:
-            form["summary"]["m.heroes"] = list(room.summary.heroes)
+            body["summary"]["m.heroes"] = list(room.summary.heroes)
     if room.unread is not None:
         count = room.unread.main if by_thread else room.unread.total
-        form["unread_notifications"] = _notifications(count)
+        body["unread_notifications"] = _notifications(count)
         if by_thread:
             threads = {root: _notifications(count) for root, count in room.unread.threads.items()}
-            form["unread_thread_notifications"] = threads
-    return form
+            body["unread_thread_notifications"] = threads
+    return body
 
 
 def _notifications(count: int) -> Json:
@@ -217,17 +219,23 @@ def sliding_request(body: Json) -> SlidingSyncRequest:
         lists = body.get("lists", {}).items()
         return SlidingSyncRequest(
             conn_id=body.get("conn_id", ""),
-            lists={name: _part(f"the list {name!r}", one, _list) for name, one in lists},
+            lists={name: _part(f"the list {name!r}", config, _list) for name, config in lists},
             room_subscriptions={
-                room: RoomSubscription(**_part(f"the subscription of {room!r}", one, _room_config))
-                for room, one in rooms.items()
+                room: RoomSubscription(
+                    **_part(f"the subscription of {room!r}", config, _room_config)
+                )
+                for room, config in rooms.items()
             },
-            extensions=[one for one in EXTENSIONS if extensions.get(one, {}).get("enabled")],
+            extensions=[
+                extension
+                for extension in EXTENSIONS
+                if extensions.get(extension, {}).get("enabled")
+            ],
         )
     except InputError:
         raise
     except MALFORMED as error:
-        raise InputError(f"{WANTED}, not {str(body)[:200]}") from error
+        raise InputError(f"{EXPECTED_SHAPE}, not {str(body)[:200]}") from error
 
 
 def received_upto(body: Json) -> int | VectorPosition:
@@ -240,48 +248,48 @@ def received_upto(body: Json) -> int | VectorPosition:
     try:
         since = body.get("extensions", {}).get("to_device", {}).get("since")
     except MALFORMED as error:
-        raise InputError(f"{WANTED}, not {str(body)[:200]}") from error
+        raise InputError(f"{EXPECTED_SHAPE}, not {str(body)[:200]}") from error
     position = VectorPosition() if since is None else read_position(since)
     return position if position.items else position.min
 
 
-def _part(name: str, given: Json, read: Callable[[Json], T]) -> T:
+def _part(name: str, part: Json, read: Callable[[Json], T]) -> T:
     """Return what is read of a part of a request. `InputError` with its name."""
     try:
-        return read(given)
+        return read(part)
     except InputError:
         raise
     except MALFORMED as error:
-        raise InputError(f"{name} is malformed: {str(given)[:200]}") from error
+        raise InputError(f"{name} is malformed: {str(part)[:200]}") from error
 
 
-def _list(given: Json) -> SlidingList:
-    ranges = [given["range"]] if "range" in given else given.get("ranges")
-    filters = dict(given.get("filters") or {})
+def _list(part: Json) -> SlidingList:
+    ranges = [part["range"]] if "range" in part else part.get("ranges")
+    filters = dict(part.get("filters") or {})
     if "is_invite" in filters:  # of the unstable form
         filters["is_invited"] = filters.pop("is_invite")
-    known = {name: value for name, value in filters.items() if name in SlidingFilter.__slots__}
+    fields = {name: value for name, value in filters.items() if name in SlidingFilter.__slots__}
     pairs = None if ranges is None else [(first, last) for first, last in ranges]
-    return SlidingList(ranges=pairs, filters=SlidingFilter(**known), **_room_config(given))
+    return SlidingList(ranges=pairs, filters=SlidingFilter(**fields), **_room_config(part))
 
 
-def _room_config(given: Json) -> Json:
-    state = given.get("required_state", ())
-    wanted: list[StateKey]
+def _room_config(part: Json) -> Json:
+    state = part.get("required_state", ())
+    required: list[StateKey]
     excluded: list[StateKey] = []
     if isinstance(state, dict):  # the stable form
-        wanted = _elements(state.get("include", ()))
+        required = _elements(state.get("include", ()))
         excluded = _elements(state.get("exclude", ()))
         if state.get("lazy_members", False):
-            wanted.append(("m.room.member", "$LAZY"))
+            required.append(("m.room.member", "$LAZY"))
     else:
-        wanted = [(kind, key) for kind, key in state]
-    limit = {"timeline_limit": given["timeline_limit"]} if "timeline_limit" in given else {}
-    return {"required_state": wanted, "excluded_state": excluded, **limit}
+        required = [(kind, key) for kind, key in state]
+    limit = {"timeline_limit": part["timeline_limit"]} if "timeline_limit" in part else {}
+    return {"required_state": required, "excluded_state": excluded, **limit}
 
 
-def _elements(given: Iterable[Json]) -> list[StateKey]:
-    return [(one.get("type", "*"), one.get("state_key", "*")) for one in given]
+def _elements(elements: Iterable[Json]) -> list[StateKey]:
+    return [(element.get("type", "*"), element.get("state_key", "*")) for element in elements]
 
 
 async def sliding_sync(
@@ -300,61 +308,63 @@ async def sliding_sync(
     events = await _shown(
         store,
         user_id,
-        chain.from_iterable(one.timeline for one in found.rooms.values()),
-        chain.from_iterable(one.required_state for one in found.rooms.values()),
+        chain.from_iterable(room.timeline for room in found.rooms.values()),
+        chain.from_iterable(room.required_state for room in found.rooms.values()),
         device_id,
         ignored=found.ignored,
     )
     extensions = _extensions(store, found)
-    form = _unstable_room if unstable else _sliding_room
+    formatted = _unstable_room if unstable else _sliding_room
     return {
         "pos": found.pos,
-        "lists": {name: {"count": one.count} for name, one in found.lists.items()},
-        "rooms": {room: form(one, events) async for room, one in in_turns(found.rooms.items())},
+        "lists": {name: {"count": listed.count} for name, listed in found.lists.items()},
+        "rooms": {
+            room: formatted(listed, events) async for room, listed in in_turns(found.rooms.items())
+        },
         "extensions": {name: extensions[name] for name in sorted(request.extensions)},
     }
 
 
 def _sliding_room(room: SlidingRoom, events: Shown) -> Json:
-    form: Json = {name: getattr(room, name) for name in ALWAYS}
-    for name in IF_KNOWN:
+    body: Json = {name: getattr(room, name) for name in ALWAYS}
+    for name in IF_PRESENT:
         if getattr(room, name) is not None:
-            form[name] = getattr(room, name)
+            body[name] = getattr(room, name)
     for name in ("name", "avatar"):
         if name in room.changed:
-            form[name] = getattr(room, name)
+            body[name] = getattr(room, name)
     if room.expanded_timeline:
-        form["expanded_timeline"] = True
+        body["expanded_timeline"] = True
     if room.lists:
-        form["lists"] = list(room.lists)
+        body["lists"] = list(room.lists)
     if room.heroes is not None:
-        form["heroes"] = [
+        body["heroes"] = [
             {key: value for key, value in asdict(hero).items() if value is not None}
             for hero in room.heroes
         ]
     removed = [{"type": kind, "state_key": key} for kind, key in room.removed_state]
-    form["required_state"] = _pick(events, room.required_state, as_state=True) + removed
-    form["timeline"] = _pick(events, room.timeline)
+    body["required_state"] = _pick(events, room.required_state, as_state=True) + removed
+    body["timeline"] = _pick(events, room.timeline)
     if room.unread is not None:
-        form |= _notifications(room.unread.main)
-    return form
+        body |= _notifications(room.unread.main)
+    return body
 
 
 def _unstable_room(room: SlidingRoom, events: Shown) -> Json:
-    form = _sliding_room(room, events)
-    form["required_state"] = _pick(events, room.required_state, as_state=True)
-    return {OLD_NAMES.get(name, name): value for name, value in form.items()}
+    body = _sliding_room(room, events)
+    body["required_state"] = _pick(events, room.required_state, as_state=True)
+    return {OLD_NAMES.get(name, name): value for name, value in body.items()}
 
 
-def _extensions(store: Store, found: SlidingSync) -> Json:
+def _extensions(store: Store, response: SlidingSync) -> Json:
     everywhere: list[Json] = []
     rooms: dict[str, list[Json]] = {}
-    for row in found.account_data:
+    for row in response.account_data:
         listed = everywhere if row.room_id is None else rooms.setdefault(row.room_id, [])
         listed.append({"type": row.type, "content": orjson.loads(row.content)})
-    messages = [orjson.loads(one.content) for one in found.to_device]
-    receipts = {room: receipt_events(one)[0] for room, one in found.receipts.items() if one}
-    reached = store.positions_of(found.pos)["to_device"] if messages else VectorPosition()
+    messages = [orjson.loads(message.content) for message in response.to_device]
+    receipts = {room: receipt_events(rows)[0] for room, rows in response.receipts.items() if rows}
+    reached = store.positions_of(response.pos)["to_device"] if messages else VectorPosition()
     return {
         "to_device": {"next_batch": print_position(reached), "events": messages},
         "account_data": {"global": everywhere, "rooms": rooms},
@@ -368,7 +378,7 @@ def _extensions(store: Store, found: SlidingSync) -> Json:
 
 def room_summary(room: RoomInfo) -> Json:
     """Return the entry of a room in the directory, and in the hierarchy of a space."""
-    known = {
+    fields = {
         "room_id": room.room_id,
         "name": room.name,
         "topic": room.topic,
@@ -381,13 +391,13 @@ def room_summary(room: RoomInfo) -> Json:
         "world_readable": room.visibility == "world_readable",
         "guest_can_join": room.guest_access == "can_join",
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def hierarchy_room(room: RoomInfo, children: Iterable[SpaceChild]) -> Json:
     """Return the entry of a room in the hierarchy of a space, with the state of its children."""
     keys = ("type", "state_key", "sender", "content", "origin_server_ts")
-    listed = [{key: one.event.json[key] for key in keys} for one in children]
+    listed = [{key: child.event.json[key] for key in keys} for child in children]
     return {**room_summary(room), "room_version": room.version, "children_state": listed}
 
 
@@ -402,7 +412,7 @@ async def room_state(store: Store, user_id: str, room_id: RoomId) -> dict[StateK
     if await store.membership(room_id, user_id) == "join":
         return await store.current_state(room_id)
     left = await store.state_at_leave(user_id, room_id)
-    state = {(one.type, one.state_key or ""): one.event_id for one in left}
+    state = {(event.type, event.state_key or ""): event.event_id for event in left}
     if ("m.room.create", "") in state:  # a rejected invite and a ban may come without it
         return state
     state = await store.current_state(room_id)
@@ -417,10 +427,13 @@ async def _is_visible(store: Store, user_id: str, state: Mapping[StateKey, Event
     Client-server API, "Room history visibility".
     """
     keys = ("m.room.history_visibility", ""), ("m.room.member", user_id)
-    found = await store.events([state[key] for key in keys if key in state])
-    visibility, own = (found[state[key]].content if key in state else {} for key in keys)
-    given, invited = visibility.get("history_visibility"), own.get("membership") == "invite"
-    return given == "world_readable" or (given == "invited" and invited)
+    events = await store.events([state[key] for key in keys if key in state])
+    visibility, own = (events[state[key]].content if key in state else {} for key in keys)
+    visibility_name, invited = (
+        visibility.get("history_visibility"),
+        own.get("membership") == "invite",
+    )
+    return visibility_name == "world_readable" or (visibility_name == "invited" and invited)
 
 
 async def hierarchy(
@@ -444,11 +457,11 @@ async def hierarchy(
     end = start + min(limit, HIERARCHY_MAX)
     own = await store.memberships_of(user_id, ("join", "invite"))
     request = WalkRequest(args.room(room_id), own, end + 1, depth_max, suggested_only)
-    found = await store.reads.run(lambda conn: space_walk(conn, request))
-    if not found:
+    space_rooms = await store.reads.run(lambda conn: space_walk(conn, request))
+    if not space_rooms:
         raise AuthDenied(f"{room_id} is not visible to {user_id}", rule="request.hidden_room")
-    page = [hierarchy_room(*one) async for one in in_turns(found[start:end])]
-    return {"rooms": page} | ({"next_batch": str(end)} if found[end:] else {})
+    page = [hierarchy_room(*space_room) async for space_room in in_turns(space_rooms[start:end])]
+    return {"rooms": page} | ({"next_batch": str(end)} if space_rooms[end:] else {})
 
 
 def _offset(token: str | None) -> int:
@@ -475,19 +488,21 @@ def error(raised: StorageError | RemoteError, *, for_member: bool = False) -> tu
     if isinstance(raised, RemoteError):
         if raised.status not in PASSED_ON:
             return 502, _error("M_UNKNOWN", raised)
-        form = _error(raised.errcode or "M_UNKNOWN", raised)
+        body = _error(raised.errcode or "M_UNKNOWN", raised)
         named = {} if raised.room_version is None else {"room_version": raised.room_version}
-        return raised.status, form | named
-    known = RULES.get(raised.rule) if isinstance(raised, AuthDenied) else None
+        return raised.status, body | named
+    status_and_code = RULES.get(raised.rule) if isinstance(raised, AuthDenied) else None
     if isinstance(raised, InvalidEvent) and raised.kind == "too_large":
-        known = 413, "M_TOO_LARGE"
+        status_and_code = 413, "M_TOO_LARGE"
     elif for_member and isinstance(raised, UnknownRoom):
-        known = 403, "M_FORBIDDEN"
-    status, errcode = known or next(one[1:] for one in ERRORS if isinstance(raised, one[0]))
-    form = _error(errcode, raised)
+        status_and_code = 403, "M_FORBIDDEN"
+    status, errcode = status_and_code or next(
+        rule[1:] for rule in ERRORS if isinstance(raised, rule[0])
+    )
+    body = _error(errcode, raised)
     if isinstance(raised, IncompatibleRoomVersion):
-        form["room_version"] = raised.room_version
-    return status, form
+        body["room_version"] = raised.room_version
+    return status, body
 
 
 def _error(errcode: str, raised: Exception) -> Json:
@@ -509,16 +524,16 @@ async def _shown(
 ) -> Shown:
     as_state = await store.client_events(user_id, state, as_state=True, with_room_id=False)
     how: Json = {"device_id": device_id, "ignored": ignored, "with_room_id": False}
-    found = await store.client_events(user_id, events, **how)
+    formatted = await store.client_events(user_id, events, **how)
     shown: dict[tuple[str, bool], Json] = {}
-    for listed, is_state in ((as_state, True), (found, False)):
-        async for one in in_turns(listed):
-            shown[one["event_id"], is_state] = one
+    for listed, is_state in ((as_state, True), (formatted, False)):
+        async for event in in_turns(listed):
+            shown[event["event_id"], is_state] = event
     return shown
 
 
 def _pick(shown: Shown, events: Iterable[StoredEvent], *, as_state: bool = False) -> list[Json]:
-    keys = ((one.event_id, as_state) for one in events)
+    keys = ((event.event_id, as_state) for event in events)
     return [shown[key] for key in keys if key in shown]
 
 

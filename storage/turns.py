@@ -60,13 +60,13 @@ async def mapped(make: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Return what ``make`` makes of each item, in `parts`."""
     if len(items) <= TURN_ROWS:
         return list(map(make, items))
-    return [one async for part in parts(items) for one in map(make, part)]
+    return [item async for part in parts(items) for item in map(make, part)]
 
 
 def has_long_list(arguments: Iterable[object]) -> bool:
     """Return whether a list among the arguments takes milliseconds to check or encode."""
-    for one in arguments:  # noqa: SIM110  # a third of the time of any(): a write has 110
-        if type(one) is list and len(one) > TURN_ROWS:
+    for argument in arguments:  # noqa: SIM110  # a third of the time of any(): a write has 110
+        if type(argument) is list and len(argument) > TURN_ROWS:
             return True
     return False
 

@@ -28,7 +28,7 @@ from storage.persist import AppendResult, partial_marks, receive
 from storage.persist.plan.partial_state import NOT_MARKED
 from storage.persist.receive import Pdu
 from storage.queries import gaps
-from storage.queries.federation import KnownRoom, StoredKey, known_rooms
+from storage.queries.federation import KnownRoom, StoredKey, stored_rooms
 from storage.queries.gaps import PartialRoom
 from storage.rebuild import complete as complete_state
 from storage.streams.position_poller import follow_once
@@ -624,7 +624,7 @@ async def store_join(
 async def forget_false_claim(task: RoomTask) -> None:
     """Delete what is stored of a room if its version was only claimed, and is another one."""
     async with task.store.database.connection() as conn:
-        rooms = await known_rooms(conn, [task.room_id], task.own_name)
+        rooms = await stored_rooms(conn, [task.room_id], task.own_name)
     room = rooms.get(task.room_id)
     if room is None or room.room_version == task.room_version:
         return

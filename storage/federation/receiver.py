@@ -45,7 +45,7 @@ from storage.federation.room_task import RoomTask
 from storage.ids import EventId, RoomId, ServerName
 from storage.persist import AppendResult, partial_marks, receive
 from storage.persist.receive import Pdu
-from storage.queries.federation import KnownRoom, known_rooms
+from storage.queries.federation import KnownRoom, stored_rooms
 from storage.queries.gaps import PartialRoom, unfilled
 from storage.store.facade import Store
 from storage.turns import in_turns
@@ -235,7 +235,7 @@ class Receiver:
 
     async def _known_rooms(self, room_ids: Iterable[str]) -> dict[str, KnownRoom]:
         async with self.store.database.connection() as conn:
-            return await known_rooms(conn, room_ids, self.store.server_name)
+            return await stored_rooms(conn, room_ids, self.store.server_name)
 
     async def _receive(self, origin: ServerName, room: KnownRoom, pdus: Sequence[Pdu]) -> Results:
         task = self._task(room.room_id, room.room_version)

@@ -227,19 +227,21 @@ async def auth_chain_ids(
     conn: Connection, event_ids: Collection[EventId], remembered: ChainMemory | None = None
 ) -> set[EventId]:
     """Return the auth chain of these events, by one statement. `UnknownEvent` if none is stored."""
-    memory, given = memory_of(remembered), frozenset(event_ids)
-    if memory.may_have(given):
-        known = memory.chain(given, await maintained_position(conn))
-        if known is not None:
-            return set(known)
-    row = await conn.fetchrow(SQL_AUTH_CHAIN, text_array(given), EMPTY_ARRAY, row=AuthChainIdsRow)
-    found = set() if row is None else row.chain
-    if row is None or (not found and row.stored < len(given)):
-        stored = set(await conn.fetchvals(SQL_STORED, list(given)))
+    memory, requested = memory_of(remembered), frozenset(event_ids)
+    if memory.may_have(requested):
+        cached = memory.chain(requested, await maintained_position(conn))
+        if cached is not None:
+            return set(cached)
+    row = await conn.fetchrow(
+        SQL_AUTH_CHAIN, text_array(requested), EMPTY_ARRAY, row=AuthChainIdsRow
+    )
+    chain = set() if row is None else row.chain
+    if row is None or (not chain and row.stored < len(requested)):
+        stored = set(await conn.fetchvals(SQL_STORED, list(requested)))
         raise UnknownEvent(next(event_id for event_id in event_ids if event_id not in stored))
-    if row.placed == len(given):
-        memory.keep(given, frozenset(found), row.maintained or 0)
-    return found
+    if row.placed == len(requested):
+        memory.keep(requested, frozenset(chain), row.maintained or 0)
+    return chain
 
 
 def memory_of(remembered: ChainMemory | None) -> ChainMemory:
@@ -263,10 +265,12 @@ async def state_and_chain_ids(
     row = await conn.fetchrow(
         SQL_AUTH_CHAIN, EMPTY_ARRAY, long_int_array(event_nids), row=AuthChainIdsRow
     )
-    given, chain = ([], set()) if row is None else (ids_of(row.given_ids), row.chain)
-    if len(given) != len(event_nids):
-        given = [EventId(row.event_id) for row in (await texts_of_any(conn, event_nids)).values()]
-    return frozenset(given), frozenset(chain)
+    state_ids, chain = ([], set()) if row is None else (ids_of(row.given_ids), row.chain)
+    if len(state_ids) != len(event_nids):
+        state_ids = [
+            EventId(row.event_id) for row in (await texts_of_any(conn, event_nids)).values()
+        ]
+    return frozenset(state_ids), frozenset(chain)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -449,20 +453,26 @@ async def auth_chain_difference(
     loose event reaches are in no difference. If the sets differ in a loose event, they are walked
     whole.
     """
-    own = [set(one) for one in sets]
+    own = [set(ids_of_set) for ids_of_set in sets]
     if len(own) < 2:  # one set has no difference
         return set()
     common = set.intersection(*own)
-    given = [(event_id, number) for number, one in enumerate(own) for event_id in one - common]
-    if not given:
+    unshared = [
+        (event_id, number)
+        for number, ids_of_set in enumerate(own)
+        for event_id in ids_of_set - common
+    ]
+    if not unshared:
         return set()
-    ids = [event_id for event_id, _ in given]
+    ids = [event_id for event_id, _ in unshared]
     loose = await _loose(conn, {*common, *ids}, memory_of(remembered))
     if not loose <= common:
-        chains = [await auth_chain_ids(conn, one) if one else set() for one in own]
+        chains = [
+            await auth_chain_ids(conn, ids_of_set) if ids_of_set else set() for ids_of_set in own
+        ]
         return set().union(*chains) - chains[0].intersection(*chains[1:])
-    found = await _placed_difference(conn, given, common, len(own))
-    return found - await auth_chain_ids(conn, loose) if found and loose else found
+    difference = await _placed_difference(conn, unshared, common, len(own))
+    return difference - await auth_chain_ids(conn, loose) if difference and loose else difference
 
 
 async def _loose(conn: Connection, event_ids: set[EventId], memory: ChainMemory) -> set[EventId]:
@@ -478,45 +488,48 @@ async def _loose(conn: Connection, event_ids: set[EventId], memory: ChainMemory)
 
 
 async def _placed_difference(
-    conn: Connection, given: Sequence[tuple[EventId, int]], common: set[EventId], count: int
+    conn: Connection, unshared: Sequence[tuple[EventId, int]], common: set[EventId], count: int
 ) -> set[EventId]:
     """Return the difference by the cover alone, of ``count`` sets.
 
-    All of them have ``common``; ``given`` are the other events, with the number of their set.
+    All of them have ``common``; ``unshared`` are the other events, with the number of their set.
     """
-    ids, numbers = [event_id for event_id, _ in given], [number for _, number in given]
-    places = await conn.fetch(SQL_DIFFERENCE, ids, numbers, count, LATER_MAX, row=ChainRangeRow)
-    found: set[EventId] = set()
+    ids, numbers = [event_id for event_id, _ in unshared], [number for _, number in unshared]
+    ranges = await conn.fetch(SQL_DIFFERENCE, ids, numbers, count, LATER_MAX, row=ChainRangeRow)
+    difference: set[EventId] = set()
     unsure: set[EventId] = set()
-    for _, rows in groupby(places, key=lambda row: row.chain_nid):
-        _divide(list(rows), common, found, unsure)
-    return found | unsure - await _reached_by(conn, unsure, common)
+    for _, rows in groupby(ranges, key=lambda row: row.chain_nid):
+        _divide(list(rows), common, difference, unsure)
+    return difference | unsure - await _reached_by(conn, unsure, common)
 
 
 def _divide(
-    rows: Sequence[ChainRangeRow], common: set[EventId], found: set[EventId], unsure: set[EventId]
+    rows: Sequence[ChainRangeRow],
+    common: set[EventId],
+    difference: set[EventId],
+    unsure: set[EventId],
 ) -> None:
     """Divide the positions of one chain.
 
-    Add to ``found`` those that no common event reaches, and to ``unsure`` those to check upwards.
+    Add to ``difference`` those that no common event reaches, to ``unsure`` those to check upwards.
     """
     last_common = max((row.sequence_number for row in rows if row.event_id in common), default=0)
     more = len(rows) - sum(row.sequence_number <= row.high for row in rows) == LATER_MAX
     for row in rows:
         if last_common <= row.sequence_number <= row.high:
-            (unsure if row.linked or more else found).add(EventId(row.event_id))
+            (unsure if row.linked or more else difference).add(EventId(row.event_id))
 
 
 async def _reached_by(
     conn: Connection, event_ids: set[EventId], common: set[EventId]
 ) -> set[EventId]:
-    found: set[EventId] = set()
+    reached: set[EventId] = set()
     left = set(event_ids)
     limit = LATER_MAX
     while left and common:
         rows = await conn.fetch(SQL_REACHED_BY, list(left), limit, row=ReachedRow)
-        found |= {EventId(row.reached) for row in rows if row.event_id in common}
+        reached |= {EventId(row.reached) for row in rows if row.event_id in common}
         full = Counter(row.reached for row in rows)
-        left = {event_id for event_id in left - found if full[event_id] == limit}
+        left = {event_id for event_id in left - reached if full[event_id] == limit}
         limit *= 16
-    return found
+    return reached

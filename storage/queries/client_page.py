@@ -259,9 +259,9 @@ def _of(
     redaction: tuple[StoredEvent, ClientFacts] | None = None,
     replaced: StoredEvent | None = None,
 ) -> ClientFacts:
-    known = None if row.membership is None else MEMBERSHIP_NAMES.get(row.membership, LEAVE)
+    membership = None if row.membership is None else MEMBERSHIP_NAMES.get(row.membership, LEAVE)
     sent = None if row.transaction_id is None else transaction_id_of(row.transaction_id)
-    return ClientFacts(row.is_shown, row.is_whole, known, sent, redaction, replaced)
+    return ClientFacts(row.is_shown, row.is_whole, membership, sent, redaction, replaced)
 
 
 TEMPLATE_CLIENT_PAGE: Final[LiteralString] = """
@@ -419,17 +419,17 @@ async def client_page(
 
 
 def _facts(rows: Iterable[ClientPageRow]) -> dict[EventId, ClientFacts]:
-    found: dict[EventId, ClientFacts] = {}
+    facts: dict[EventId, ClientFacts] = {}
     for row in rows:
         if row.kind == "usual":
-            found |= dict.fromkeys(map(EventId, row.ids or ()), USUAL)
+            facts |= dict.fromkeys(map(EventId, row.ids or ()), USUAL)
         elif row.is_usual and row.event_id is not None:
             if row.kind == "redaction":
                 redaction = (stored_of(row[EVENT:]), USUAL)
-                found[EventId(row.about)] = ClientFacts(True, True, "join", None, redaction)
+                facts[EventId(row.about)] = ClientFacts(True, True, "join", None, redaction)
             else:
-                found[EventId(row.event_id)] = USUAL
-    return found
+                facts[EventId(row.event_id)] = USUAL
+    return facts
 
 
 # --------------------------------------------------------------------------------------------------
@@ -494,21 +494,21 @@ async def client_state(
 
     It reads nothing but the redactions, and the transactions of the reader's own events.
     """
-    wanted = [
+    event_ids = [
         event.event_id
         async for event in in_turns(events, size_of)
         if event.redacted_by or (request.device_id and event.sender == request.user_id)
     ]
     facts: Facts = {}
-    if wanted:
-        facts = await client_facts(conn, request.user_id, wanted, request.device_id)
+    if event_ids:
+        facts = await client_facts(conn, request.user_id, event_ids, request.device_id)
     nothing = ClientFacts(is_shown=True, is_whole=True, membership=None, transaction_id=None)
-    found: list[dict[str, Any]] = []
+    formatted: list[dict[str, Any]] = []
     async for event in in_turns(events, size_of):
-        one = facts.get(event.event_id, nothing)
-        known = ClientFacts(True, True, None, one.transaction_id, one.redaction)
-        found.append(_form(request, event, known))
-    return found
+        event_facts = facts.get(event.event_id, nothing)
+        own_facts = ClientFacts(True, True, None, event_facts.transaction_id, event_facts.redaction)
+        formatted.append(_formatted(request, event, own_facts))
+    return formatted
 
 
 def _bundled(bundles: Iterable[Aggregations]) -> Iterator[StoredEvent]:
@@ -523,23 +523,25 @@ def _bundled(bundles: Iterable[Aggregations]) -> Iterator[StoredEvent]:
 
 
 def _is_shown(event: StoredEvent, facts: Facts) -> bool:
-    one = facts.get(event.event_id)
-    return one is not None and one.is_shown
+    event_facts = facts.get(event.event_id)
+    return event_facts is not None and event_facts.is_shown
 
 
 def _with_relations(
     request: ClientRequest, event: StoredEvent, facts: Facts, bundle: Aggregations | None
 ) -> dict[str, Any]:
     """Return an event with its aggregations, whose events are in the same form."""
-    shown = _form(request, event, facts[event.event_id])
+    shown = _formatted(request, event, facts[event.event_id])
     if bundle is not None:
-        relations = bundle.bundle(lambda one: _with_relations(request, one, facts, one.relations))
+        relations = bundle.bundle(
+            lambda related: _with_relations(request, related, facts, related.relations)
+        )
         if relations:
             shown["unsigned"]["m.relations"] = relations
     return shown
 
 
-def _form(request: ClientRequest, event: StoredEvent, facts: ClientFacts) -> dict[str, Any]:
+def _formatted(request: ClientRequest, event: StoredEvent, facts: ClientFacts) -> dict[str, Any]:
     """Return an event without aggregations."""
     json = _served(event, facts)
     shown = {
@@ -579,7 +581,7 @@ def _unsigned(
         unsigned["prev_content"] = facts.replaced.content
         unsigned["prev_sender"] = facts.replaced.sender
     if facts.redaction is not None:
-        unsigned["redacted_because"] = because = _form(request, *facts.redaction)
+        unsigned["redacted_because"] = because = _formatted(request, *facts.redaction)
         if facts.redaction[0].withheld:  # older room versions take the target away, too
             because |= {"redacts": event_id, "content": {"redacts": event_id}}
     return unsigned

@@ -224,7 +224,7 @@ async def context(
     deployment: str,
     room_id: RoomId | None = None,
     ignored: list[UserId] | None = None,
-    wanted: EventFilter = ANY_EVENT,
+    event_filter: EventFilter = ANY_EVENT,
 ) -> Context:
     """Return at most ``limit`` visible events around one, half of them before it.
 
@@ -232,9 +232,9 @@ async def context(
 
     `StorageCorrupt` where the state cannot be read.
 
-    Events of ``ignored`` senders are left out, but for state. So are events that are not
-    ``wanted``, also in the state. Neither applies to the requested event. There are fewer events
-    where they have too many values (`served_at_once`).
+    Events of ``ignored`` senders are left out, but for state. So are events that do not
+    pass ``event_filter``, also in the state. Neither applies to the requested event. There are
+    fewer events where they have too many values (`served_at_once`).
     """
     before = limit // 2
     rows = await conn.fetch(
@@ -244,34 +244,36 @@ async def context(
         before,
         limit - before,
         ignored,
-        *wanted.arguments,
+        *event_filter.arguments,
         room_id,
         row=ContextRow,
     )
     if not rows:
         raise UnknownEvent(event_id)
     events = [stored_of(row[EVENT:], withheld=row.withheld) for row in rows]
-    place = next(index for index, row in enumerate(rows) if row.side == 0)
-    nearest = sorted(range(len(events)), key=lambda index: abs(index - place))
+    event_index = next(index for index, row in enumerate(rows) if row.side == 0)
+    nearest = sorted(range(len(events)), key=lambda index: abs(index - event_index))
     served = nearest[: await served_at_once([events[index] for index in nearest])]
-    events, place = events[min(served) : max(served) + 1], place - min(served)
-    state = await _state_at(conn, events[-1].event_id, wanted)
+    events, event_index = events[min(served) : max(served) + 1], event_index - min(served)
+    state = await _state_at(conn, events[-1].event_id, event_filter)
     return Context(
-        events_before=events[:place][::-1],
-        event=events[place],
-        events_after=events[place + 1 :],
+        events_before=events[:event_index][::-1],
+        event=events[event_index],
+        events_after=events[event_index + 1 :],
         state=state,
-        start=edge(events[0], "b", first=False, moves=rows[0].moves).print(deployment),
-        end=edge(events[-1], "f", first=False, moves=rows[0].moves).print(deployment),
+        start=edge(events[0], "b", first=False, reorder_count=rows[0].moves).print(deployment),
+        end=edge(events[-1], "f", first=False, reorder_count=rows[0].moves).print(deployment),
     )
 
 
-async def _state_at(conn: Connection, event_id: EventId, wanted: EventFilter) -> list[StoredEvent]:
-    """Return the ``wanted`` events of the state after an event, by event id.
+async def _state_at(
+    conn: Connection, event_id: EventId, event_filter: EventFilter
+) -> list[StoredEvent]:
+    """Return the events that pass ``event_filter`` of the state after an event, by event id.
 
     `StorageCorrupt` where it cannot be read.
     """
-    rows = await conn.fetch(SQL_STATE_AT, event_id, *wanted.arguments, row=ContextStateRow)
+    rows = await conn.fetch(SQL_STATE_AT, event_id, *event_filter.arguments, row=ContextStateRow)
     if any(row.is_lost for row in rows):
         raise lost(rows[0].state_group, event_id)
     events = [

@@ -270,7 +270,7 @@ async def served_at_once(events: Sequence[StoredEvent]) -> int:
 # As in `storage.event.model`: a frozen dataclass sets its fields one by one. An unfrozen twin
 # takes a quarter of the time.
 _FIELDS: Final = tuple(field.name for field in fields(StoredEvent))
-_Draft: Final[Any] = make_dataclass("_Draft", _FIELDS, slots=True, eq=False)
+_MutableEvent: Final[Any] = make_dataclass("_MutableEvent", _FIELDS, slots=True, eq=False)
 
 _compared: Final = attrgetter(*(field.name for field in fields(StoredEvent) if field.compare))
 """The values of two equal events, but for their bytes."""
@@ -324,7 +324,7 @@ def stored_of(
         raw = decode_recent(stored_bytes, event_id, room_id)
         json = event_json(event_id, raw, version, redacted=True)
         stored_bytes = canonical(json)
-    event = _Draft(
+    event = _MutableEvent(
         event_id,
         room_id,
         version,
@@ -371,7 +371,7 @@ def event_of_room(
         raw = decode_recent(stored_bytes, event_id, room_id)
         json = event_json(event_id, raw, room_version, redacted=True)
         stored_bytes = canonical(json)
-    event = _Draft(
+    event = _MutableEvent(
         event_id,
         room_id,
         room_version,
@@ -420,14 +420,14 @@ def related_id(stored_bytes: StoredBytes, event_id: str, room_id: str) -> EventI
 async def events(
     conn: Connection, event_ids: Iterable[EventId], *, redacted: bool = True
 ) -> dict[EventId, StoredEvent]:
-    found: dict[EventId, StoredEvent] = {}
-    async for wanted in parts(list(event_ids), EVENTS_MAX):
-        rows = await conn.fetch(SQL_EVENTS, wanted, row=EventWithVerdictRow)
-        found |= {
+    stored: dict[EventId, StoredEvent] = {}
+    async for part in parts(list(event_ids), EVENTS_MAX):
+        rows = await conn.fetch(SQL_EVENTS, part, row=EventWithVerdictRow)
+        stored |= {
             EventId(row.event_id): stored_of(row[:-1], redacted=redacted, refused=row.refused)
             for row in rows
         }
-    return found
+    return stored
 
 
 # --------------------------------------------------------------------------------------------------

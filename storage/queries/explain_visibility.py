@@ -24,7 +24,7 @@ from storage.ids import EventId, ServerName, UserId
 from storage.queries.events import visible_to_server, visible_to_user
 from storage.visibility import server_may_see, user_may_see
 
-SQL_KNOWN: Final[LiteralString] = fill("""
+SQL_IS_READER_STORED: Final[LiteralString] = fill("""
 SELECT EXISTS (SELECT FROM principals WHERE name = $1::text)
     OR EXISTS (SELECT FROM state_keys WHERE type_nid = {TYPE_MEMBER} AND state_key = $1::text)
 """)
@@ -255,12 +255,12 @@ class RuleInputs(NamedTuple):
     """For a user: they ignore the sender, and the event is no state event."""
 
 
-async def is_known(conn: Connection, name: str) -> bool:
+async def is_reader_stored(conn: Connection, name: str) -> bool:
     """Return whether a stored event is by or about a user, or a server was in a stored room."""
-    return bool(await conn.fetchval(SQL_KNOWN, name))
+    return bool(await conn.fetchval(SQL_IS_READER_STORED, name))
 
 
-async def explain_visibility(conn: Connection, event_id: EventId, principal: str) -> Explanation:
+async def explain_visibility(conn: Connection, event_id: EventId, reader: str) -> Explanation:
     """Explain why a local user ("@…") or a server may see an event, or may not.
 
     Call it within a snapshot. Raise `UnknownEvent`, or `InvalidIdentifier` for text that is
@@ -269,10 +269,10 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
     row = await conn.fetchrow(SQL_EXPLAINED, event_id, row=ExplainedRow)
     if row is None:
         raise UnknownEvent(event_id)
-    is_user, known = principal.startswith("@"), await is_known(conn, principal)
+    is_user, is_stored = reader.startswith("@"), await is_reader_stored(conn, reader)
     if not is_user:
-        _check_server(principal, is_known=known)
-    facts = await _facts(conn, row, principal, is_user=is_user)
+        _check_server(reader, is_stored=is_stored)
+    facts = await _facts(conn, row, reader, is_user=is_user)
     refused = _flags(row, is_user=is_user)
     if refused is None and facts.is_forgotten and "world_readable" not in facts.visibilities:
         refused = "they have forgotten the room"
@@ -281,7 +281,7 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
     if is_withheld and not is_user:
         visible, why = False, f"{row.sender} is erased, and the server was not joined"
     joined_later = facts.joins.is_joined or facts.joins.join_id is not None
-    parts = [f"{principal} {'may see' if visible else 'may not see'} {event_id}: {why}."]
+    parts = [f"{reader} {'may see' if visible else 'may not see'} {event_id}: {why}."]
     parts += _remarks(row, facts, visible=visible, is_user=is_user)
     if visible and is_withheld:
         parts.append(
@@ -289,28 +289,28 @@ async def explain_visibility(conn: Connection, event_id: EventId, principal: str
         )
     if not visible and not is_user and refused is None and facts.ever_joined:
         parts.append("It gets the redacted form.")
-    if await _by_table(conn, event_id, principal, is_user=is_user) != visible:
+    if await _by_table(conn, event_id, reader, is_user=is_user) != visible:
         parts.append("The visibility table says otherwise: run `room-storage verify --repair`.")
-    if not known:
-        parts.append(_unknown(principal, is_user=is_user))
+    if not is_stored:
+        parts.append(_unknown(reader, is_user=is_user))
     return Explanation(
         event_id,
-        principal,
+        reader,
         visible,
         " ".join(parts),
         facts.visibilities,
         facts.memberships,
         joined_later,
         facts.is_ignored,
-        known,
+        is_stored,
     )
 
 
-def _unknown(principal: str, *, is_user: bool) -> str:
+def _unknown(reader: str, *, is_user: bool) -> str:
     """Return the sentence that warns of a mistake in writing."""
     if is_user:
-        return f"No event by or about {principal} is stored here: check the spelling."
-    return f"No stored room has had a member of {principal}: check the spelling."
+        return f"No event by or about {reader} is stored here: check the spelling."
+    return f"No stored room has had a member of {reader}: check the spelling."
 
 
 def _remarks(row: ExplainedRow, facts: RuleInputs, *, visible: bool, is_user: bool) -> list[str]:
@@ -327,35 +327,33 @@ def _remarks(row: ExplainedRow, facts: RuleInputs, *, visible: bool, is_user: bo
     return remarks
 
 
-def _check_server(name: str, *, is_known: bool) -> None:
+def _check_server(name: str, *, is_stored: bool) -> None:
     """Raise `InvalidIdentifier` for a name that looks like the local part of a user id.
 
     A host name may have no dot, but then a room knows it.
     """
-    if not re.search(r"[.:]", name) and not is_known:
+    if not re.search(r"[.:]", name) and not is_stored:
         raise InvalidIdentifier(
             name, "no server of this name is known here; a user id is @localpart:server"
         )
 
 
-async def _facts(
-    conn: Connection, row: ExplainedRow, principal: str, *, is_user: bool
-) -> RuleInputs:
+async def _facts(conn: Connection, row: ExplainedRow, reader: str, *, is_user: bool) -> RuleInputs:
     groups = [row.state_group_before, row.state_group_after]
     before, after = [await _visibility(conn, group) for group in groups]
-    was, becomes = [await _membership(conn, group, principal) for group in groups]
+    was, becomes = [await _membership(conn, group, reader) for group in groups]
     joins = (
         await conn.fetchrow(
             SQL_JOINS,
-            *(row.room_nid, principal, row.topological_ordering, SCANNED_MAX),
+            *(row.room_nid, reader, row.topological_ordering, SCANNED_MAX),
             row=JoinsRow,
         )
         if is_user
         else None
     )
-    ever = is_user or "join" in (was, becomes) or await _ever_joined(conn, row.room_nid, principal)
-    forgotten = is_user and bool(await conn.fetchval(SQL_FORGOTTEN, row.room_nid, principal))
-    ignored = is_user and row.state_key is None and row.sender in await _ignored(conn, principal)
+    ever = is_user or "join" in (was, becomes) or await _ever_joined(conn, row.room_nid, reader)
+    forgotten = is_user and bool(await conn.fetchval(SQL_FORGOTTEN, row.room_nid, reader))
+    ignored = is_user and row.state_key is None and row.sender in await _ignored(conn, reader)
     return RuleInputs(
         (before, after),
         (was, becomes),
@@ -379,26 +377,26 @@ async def _ignored(conn: Connection, user_id: str) -> Collection[str]:
 
 
 async def _visibility(conn: Connection, state_group: int | None) -> str | None:
-    found = (
+    row = (
         None
         if state_group is None
         else await conn.fetchrow(SQL_VISIBILITY_AT, state_group, row=VisibilityEventRow)
     )
-    if found is None:
+    if row is None:
         return None
-    raw = decode(found.json, found.event_id, found.room_id)
-    value: Any = load(
-        raw, found.room_version, found.event_id, redacted=found.redacted_form
-    ).content.get("history_visibility")
+    raw = decode(row.json, row.event_id, row.room_id)
+    value: Any = load(raw, row.room_version, row.event_id, redacted=row.redacted_form).content.get(
+        "history_visibility"
+    )
     return value if isinstance(value, str) else None
 
 
-async def _membership(conn: Connection, state_group: int | None, principal: str) -> str | None:
+async def _membership(conn: Connection, state_group: int | None, reader: str) -> str | None:
     """Return the membership in a state; for a server, the highest of its users."""
     code = (
         None
         if state_group is None
-        else await conn.fetchval(SQL_MEMBERSHIPS_AT, state_group, principal)
+        else await conn.fetchval(SQL_MEMBERSHIPS_AT, state_group, reader)
     )
     return None if code is None else MEMBERSHIP_NAMES.get(code)
 
@@ -437,35 +435,37 @@ def _rule(facts: RuleInputs, *, is_user: bool) -> tuple[bool, str]:
         if is_user
         else server_may_see(*facts.visibilities, *facts.memberships, ever_joined=facts.ever_joined)
     )
-    visibilities = [_known(one) for one in facts.visibilities]
-    said = f"the history visibility was {_around(*(_shown(one) for one in facts.visibilities))}"
+    visibilities = [_effective(visibility) for visibility in facts.visibilities]
+    sentence = f"the history visibility was {_around(*map(_shown, facts.visibilities))}"
     whom = "they were" if is_user else "the server's users were"
-    memberships = (WORDS.get(one or "", "not members") for one in facts.memberships)
+    memberships = (WORDS.get(membership or "", "not members") for membership in facts.memberships)
     member = f"{whom} {_around(*memberships)}"
     if not visible:
         member = member if facts.ever_joined else "the server was never joined to the room"
         later = ", and they never joined later" if is_user and "shared" in visibilities else ""
-        return False, f"{said}, and {member}{later}"
+        return False, f"{sentence}, and {member}{later}"
     if "world_readable" in visibilities:
-        return True, said
+        return True, sentence
     if "join" in facts.memberships:
         return True, member
     if "invite" in facts.memberships and "invited" in visibilities:
-        return True, f"{said}, and {member}"
+        return True, f"{sentence}, and {member}"
     if not is_user:
-        return True, f"{said}, which is for every server in the room"
+        return True, f"{sentence}, which is for every server in the room"
     when = "are joined now" if facts.joins.is_joined else f"joined later ({facts.joins.join_id})"
-    return True, f"{said}, and they {when}"
+    return True, f"{sentence}, and they {when}"
 
 
-def _known(visibility: str | None) -> str:
+def _effective(visibility: str | None) -> str:
     return visibility if visibility in {"world_readable", "invited", "joined"} else "shared"
 
 
 def _shown(visibility: str | None) -> str:
     """Return the value that applies, with the stored one if the specification lacks it."""
-    known = _known(visibility)
-    return known if visibility in {None, known} else f"{known} ({visibility!r} is unknown)"
+    effective = _effective(visibility)
+    return (
+        effective if visibility in {None, effective} else f"{effective} ({visibility!r} is unknown)"
+    )
 
 
 def _around(before: str, after: str) -> str:
@@ -473,7 +473,7 @@ def _around(before: str, after: str) -> str:
     return f"{before} before it and {after} after it" if before != after else before
 
 
-async def _by_table(conn: Connection, event_id: EventId, principal: str, *, is_user: bool) -> bool:
+async def _by_table(conn: Connection, event_id: EventId, reader: str, *, is_user: bool) -> bool:
     if is_user:
-        return bool(await visible_to_user(conn, UserId(principal), [event_id]))
-    return bool(await visible_to_server(conn, ServerName(principal), [event_id]))
+        return bool(await visible_to_user(conn, UserId(reader), [event_id]))
+    return bool(await visible_to_server(conn, ServerName(reader), [event_id]))

@@ -218,10 +218,10 @@ async def missing_events(
 
 async def is_resident(conn: Connection, server_name: ServerName, room_id: RoomId) -> bool:
     """Return whether a user of the server is joined in the room's current state. `UnknownRoom`."""
-    found = await conn.fetchval(SQL_IS_RESIDENT, room_id, server_name)
-    if found is None:
+    resident = await conn.fetchval(SQL_IS_RESIDENT, room_id, server_name)
+    if resident is None:
         raise UnknownRoom(room_id)
-    return bool(found)
+    return bool(resident)
 
 
 async def _stored(
@@ -240,7 +240,7 @@ async def _stored(
 #
 # Each is one statement, and none reads the bytes of an event.
 
-SQL_KNOWN_ROOMS: Final[LiteralString] = """
+SQL_STORED_ROOMS: Final[LiteralString] = """
 SELECT r.room_id, r.room_version, COALESCE(v.joined_count > 0, false) AS is_resident
 FROM rooms r
 LEFT JOIN principals p ON p.name = $2::text
@@ -334,11 +334,11 @@ class StoredKey(NamedTuple):
         return self.rejected is None and not self.out_of_band
 
 
-async def known_rooms(
+async def stored_rooms(
     conn: Connection, room_ids: Iterable[str], server_name: str
 ) -> dict[str, KnownRoom]:
     """Return those of the rooms that the store knows, by id."""
-    rows = await conn.fetch(SQL_KNOWN_ROOMS, list(room_ids), server_name, row=KnownRoom)
+    rows = await conn.fetch(SQL_STORED_ROOMS, list(room_ids), server_name, row=KnownRoom)
     return {row.room_id: row for row in rows}
 
 

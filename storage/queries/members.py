@@ -131,13 +131,13 @@ LEFT JOIN (
 ) ON true
 """
 
-PART_WANTED: Final[LiteralString] = """
+PART_FILTERED: Final[LiteralString] = """
     AND e.membership IS NOT NULL
     AND ($5::smallint IS NULL OR e.membership = $5::smallint)
     AND ($6::smallint IS NULL OR e.membership <> $6::smallint)
 """
 
-PART_WANTED_NOW: Final[LiteralString] = """
+PART_FILTERED_NOW: Final[LiteralString] = """
     AND c.membership IS NOT NULL
     AND ($5::smallint IS NULL OR c.membership = $5::smallint)
     AND ($6::smallint IS NULL OR c.membership <> $6::smallint)
@@ -182,10 +182,10 @@ SQL_MEMBERS: Final[LiteralString] = fill(
         keys="JOIN state_keys k"
         " ON k.state_key_nid = d.state_key_nid AND k.type_nid = {TYPE_MEMBER}",
         # the condition of the result once more, so that fewer events are read
-        current=PART_WANTED_NOW,
+        current=PART_FILTERED_NOW,
     ),
     purged=PART_PURGED,
-    which=PART_WANTED,
+    which=PART_FILTERED,
 )
 
 SQL_STATE_THEN: Final[LiteralString] = fill(
@@ -199,7 +199,7 @@ SQL_MEMBERS_BELOW: Final[LiteralString] = fill(
     TEMPLATE_MEMBERS,
     member=fill(TEMPLATE_MEMBER_BELOW, last=PART_LAST_EVENT),
     purged="NULL::bigint AS purged_upto",
-    which=PART_WANTED,
+    which=PART_FILTERED,
 )
 
 SQL_LAST_STAY: Final[LiteralString] = fill("""
@@ -352,14 +352,14 @@ async def members(
     room_id: RoomId,
     position: RoomPosition,
     *,
-    wanted: int | None,
+    membership: int | None,
     unwanted: int | None,
     reader: UserId | None = None,
 ) -> list[StoredEvent]:
     """Return the member events of the state at a position, in no order.
 
-    ``wanted``: only this membership; ``unwanted``: all others. ``reader``: of one who has left, not
-    after that. `UnknownRoom`, `ResyncNeeded`.
+    ``membership``: only this membership; ``unwanted``: all others. ``reader``: of one who
+    has left, not after that. `UnknownRoom`, `ResyncNeeded`.
     """
     if reader is not None and (stay := await _last_stay(conn, room_id, reader)).has_left:
         if (end := stay.end) is None:
@@ -367,12 +367,12 @@ async def members(
         position = position._replace(covered=position.covered.meet(end.covered))
     if position.below is None:
         rows = await conn.records(
-            SQL_MEMBERS, room_id, *position.vector, wanted, unwanted, row=MemberEventRow
+            SQL_MEMBERS, room_id, *position.vector, membership, unwanted, row=MemberEventRow
         )
     else:
-        ends = *position.below, position.covered.min
+        bounds = *position.below, position.covered.min
         rows = await conn.records(
-            SQL_MEMBERS_BELOW, room_id, *ends, wanted, unwanted, row=MemberEventRow
+            SQL_MEMBERS_BELOW, room_id, *bounds, membership, unwanted, row=MemberEventRow
         )
     if not rows:
         raise UnknownRoom(room_id)
@@ -400,10 +400,10 @@ async def _last_stay(conn: Connection, room_id: RoomId, user_id: UserId) -> Stay
 
 
 async def _events(room_id: RoomId, rows: Sequence[Sequence[Any]]) -> list[StoredEvent]:
-    found: list[StoredEvent] = []
+    events: list[StoredEvent] = []
     async for part in parts(rows):
-        found += (event_of_room(room_id, row[0], row[EVENT:]) for row in part if row[EVENT])
-    return found
+        events += (event_of_room(room_id, row[0], row[EVENT:]) for row in part if row[EVENT])
+    return events
 
 
 async def memberships_of(
@@ -574,18 +574,18 @@ class MemberIdsRow(NamedTuple):
 
 
 async def member_ids(
-    conn: Connection, room_id: RoomId, membership: int, known: MemberIds | None
+    conn: Connection, room_id: RoomId, membership: int, cached: MemberIds | None
 ) -> MemberIds:
     """Return the users with this membership in the room's current state, in no order.
 
-    The result is ``known`` where that is still right. `UnknownRoom`.
+    The result is ``cached`` where that is still right. `UnknownRoom`.
     """
-    group = None if known is None else known.state_group
+    group = None if cached is None else cached.state_group
     row = await conn.fetchrow(SQL_MEMBER_IDS, room_id, membership, group, row=MemberIdsRow)
     if row is None:
         raise UnknownRoom(room_id)
-    if known is not None and row.state_group == known.state_group:
-        return known
+    if cached is not None and row.state_group == cached.state_group:
+        return cached
     ids: list[Any] = row.user_ids.split("\n") if row.user_ids else []
     if len(ids) != row.id_count:  # an id has a line break
         return MemberIds(None, await conn.fetchvals(SQL_MEMBER_IDS_APART, room_id, membership))

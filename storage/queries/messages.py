@@ -36,11 +36,11 @@ from storage.queries.pagination.page import (
 )
 from storage.queries.pagination.reordering import (
     Reorderings,
-    above,
-    ahead,
-    behind,
+    lower_bound,
     lower_end,
+    next_token,
     numbers,
+    passed_positions,
     upper_end,
 )
 from storage.streams import PaginationToken
@@ -153,8 +153,9 @@ ORDER BY page.topological_ordering {order}, page.stream_ordering {order}
 """
 """Parameters: $3 to $5 are the upper end (topological, stream, live), $6 to $8 the lower one.
 
-$16 and $17 are `above` the lower end. Then come $18 the moves that the tokens know, or for a
-reordered page $18 and $19 the `numbers` of both ends, $20 the most moves to read, $21 `behind`.
+$16 and $17 are the `lower_bound`. Then come $18 the moves that the tokens know, or for a
+reordered page $18 and $19 the `numbers` of both ends, $20 the most moves to read, and $21 the
+`passed_positions`.
 """
 
 TEMPLATE_PAGE_RANGE: Final[LiteralString] = """
@@ -328,7 +329,7 @@ async def messages(
     *,
     rows_max: int,
     ignored: list[UserId] | None = None,
-    wanted: EventFilter = ANY_EVENT,
+    event_filter: EventFilter = ANY_EVENT,
 ) -> Page:
     """Return one page: exactly ``limit`` events that the user may see, unless there are no more.
 
@@ -336,23 +337,24 @@ async def messages(
 
     `InvalidToken` where more than ``rows_max`` moves have to be read for a token: each event that
     was reordered since, for each position of the token. Events of ``ignored`` senders are left out,
-    but for state (client-server API, "Ignoring Users"). So are events that are not ``wanted``.
+    but for state (client-server API, "Ignoring Users"). So are events that do not pass
+    ``event_filter``.
     """
-    given, page_range = page_range, await exact(conn, page_range, room_id=room_id)
+    requested_range, page_range = page_range, await exact(conn, page_range, room_id=room_id)
     upper, lower = page_range.upper, page_range.lower
     ordinary, reordered = _statements(page_range.direction)
-    ends = *upper_end(upper), *lower_end(lower)
+    bounds = *upper_end(upper), *lower_end(lower)
     arguments = (
-        *(room_id, user_id, *ends, page_range.limit),
-        *(ignored, *wanted.arguments, *above(lower)),
+        *(room_id, user_id, *bounds, page_range.limit),
+        *(ignored, *event_filter.arguments, *lower_bound(lower)),
     )
-    reordering = numbers(upper), numbers(lower), rows_max, behind(lower)
+    reordering = numbers(upper), numbers(lower), rows_max, passed_positions(lower)
     rows = await fetch_page(
         page_range,
         deployment,
-        lambda moves: conn.fetch(ordinary, *arguments, moves, row=PageRow),
+        lambda reorder_count: conn.fetch(ordinary, *arguments, reorder_count, row=PageRow),
         lambda: conn.fetch(reordered, *arguments, *reordering, row=PageRow),
-        skip_ordinary=page_range is not given,
+        skip_ordinary=page_range is not requested_range,
     )
     if not rows:
         raise UnknownRoom(room_id)
@@ -372,14 +374,14 @@ async def _page(rows: Sequence[PageRow], page_range: PageRange, deployment: str)
     A page backwards does not end at a gap below its events. One forwards does not end at the newest
     event, since others may follow.
     """
-    found = [
+    events = [
         stored_of(row[EVENT:], withheld=bool(row.withheld))
         for row in rows
         if row.event_nid is not None
     ]
     first = rows[0]
     reorderings = Reorderings.of(first.moves, first.left_out_topological, first.left_out_levels)
-    page = await page_of(found, page_range, deployment, reorderings)
+    page = await page_of(events, page_range, deployment, reorderings)
     end = page.end
     if end is None and page.chunk and first.is_open and page_range.stop == END:
         end = end_of_page(page.chunk, page_range, reorderings).print(deployment)
@@ -401,7 +403,7 @@ def _end_at_gap(
         return end_of_page(chunk, page_range, reorderings)
     topological, stream = max(zip(row.gap_topological or (), row.gap_stream or (), strict=True))
     end = PaginationToken(topological, stream - 1)
-    return ahead(end, page_range.start, page_range.direction, reorderings)
+    return next_token(end, page_range.start, page_range.direction, reorderings)
 
 
 def _gaps(
@@ -415,7 +417,7 @@ def _gaps(
         (event.topological_ordering or 0, event.stream_ordering or 0) for event in oldest_first
     ]
     children = zip(row.gap_topological or (), row.gap_stream or (), strict=True)
-    found: dict[int, list[EventId]] = {}
+    missing_by_index: dict[int, list[EventId]] = {}
     for event_id, child in zip(row.gap_ids, children, strict=True):
         index = next((index for index, at in enumerate(positions) if at >= child), len(positions))
         beyond = (
@@ -424,9 +426,10 @@ def _gaps(
             else index == len(positions)
         )
         if not (more and beyond):  # else the next page has it
-            found.setdefault(index, []).append(EventId(event_id))
+            missing_by_index.setdefault(index, []).append(EventId(event_id))
     ids: list[EventId | None] = [None, *(event.event_id for event in oldest_first), None]
     gaps = [
-        Gap(tuple(sorted(set(found[index]))), ids[index], ids[index + 1]) for index in sorted(found)
+        Gap(tuple(sorted(set(missing_by_index[index]))), ids[index], ids[index + 1])
+        for index in sorted(missing_by_index)
     ]
     return gaps if page_range.direction == "f" else gaps[::-1]

@@ -149,13 +149,13 @@ class Outbox(list[Outgoing]):
 
 
 class OutboxRead(NamedTuple):
-    """An outbox. ``is_held``: a writer that is idle for certain holds it back.
+    """An outbox. ``is_blocked``: a writer that is idle for certain holds it back.
 
     Then move the idle writers (`storage.streams.position_poller`), and read again.
     """
 
     events: Outbox
-    is_held: bool
+    is_blocked: bool
 
 
 async def outbox(

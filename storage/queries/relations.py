@@ -3,7 +3,7 @@
 Client-server API, "Event relationships". Order and tokens are those of `messages`: a page is one
 statement, or two after moves. A relation counts if the user may see the event, in the same room,
 and it is neither redacted nor shown redacted (its sender was erased). With `recurse` a page also
-has the events that relate to those, down to `LEVELS`, under the same filters.
+has the events that relate to those, down to `RECURSION_DEPTH`, under the same filters.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,15 +34,15 @@ from storage.queries.pagination.page import (
 )
 from storage.queries.pagination.reordering import (
     Reorderings,
-    above,
-    behind,
+    lower_bound,
     lower_end,
     numbers,
+    passed_positions,
     upper_end,
 )
 from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
 
-LEVELS: Final = 3
+RECURSION_DEPTH: Final = 3
 """Depth of a recursive request. The specification recommends at least three."""
 
 TEMPLATE_DIRECT: Final[LiteralString] = """
@@ -132,8 +132,9 @@ ORDER BY page.topological_ordering {order}, page.stream_ordering {order}
 """
 """Parameters: $6 to $8 are the upper end (topological, stream, live), $9 to $11 the lower one.
 
-$13 and $14 are `above` the lower end. Then come $15 the moves that the tokens know, or for a
-reordered page $15 and $16 the `numbers` of both ends, $17 the most moves to read, $18 `behind`.
+$13 and $14 are the `lower_bound`. Then come $15 the moves that the tokens know, or for a
+reordered page $15 and $16 the `numbers` of both ends, $17 the most moves to read, and $18 the
+`passed_positions`.
 The last one is the room that the event must be of, or NULL.
 """
 
@@ -222,7 +223,7 @@ ORDER BY page.topological_ordering * $13::bigint, page.stream_ordering * $13::bi
 """
 """Parameters as of `TEMPLATE_DIRECT` up to $12. $13 is -1 for a page backwards, else 1.
 
-$14 is the most rows of the walk, $15 `LEVELS`. From $16 on they go on as there from $13.
+$14 is the most rows of the walk, $15 `RECURSION_DEPTH`. From $16 on they go on as there from $13.
 """
 
 PART_IS_VISIBLE: Final[LiteralString] = fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")
@@ -386,7 +387,7 @@ async def relations(
     conn: Connection,
     event_id: EventId,
     user_id: UserId,
-    wanted: RelationFilter,
+    relation_filter: RelationFilter,
     page_range: PageRange,
     *,
     deployment: str,
@@ -402,33 +403,41 @@ async def relations(
     ``rows_max`` events, nearest to the event first, and returns what it has found by then.
     `InvalidToken` where more than ``rows_max`` moves have to be read for a token.
     """
-    if any("\0" in (text or "") for text in (wanted.rel_type, wanted.event_type)):
+    if any("\0" in (text or "") for text in (relation_filter.rel_type, relation_filter.event_type)):
         raise InputError("a type holds no NUL")
-    given, page_range = page_range, await exact(conn, page_range, event_id=event_id)
+    requested_range, page_range = page_range, await exact(conn, page_range, event_id=event_id)
     upper, lower = page_range.upper, page_range.lower
-    ordinary, reordered = _statements(page_range.direction, recurse=wanted.recurse)
+    ordinary, reordered = _statements(page_range.direction, recurse=relation_filter.recurse)
     sign = -1 if page_range.direction == "b" else 1
     arguments: tuple[object, ...] = (
-        *(event_id, user_id, wanted.ignored, wanted.rel_type, wanted.event_type),
+        *(
+            event_id,
+            user_id,
+            relation_filter.ignored,
+            relation_filter.rel_type,
+            relation_filter.event_type,
+        ),
         *(*upper_end(upper), *lower_end(lower), page_range.limit),
-        *((sign, rows_max, LEVELS) if wanted.recurse else ()),
-        *above(lower),
+        *((sign, rows_max, RECURSION_DEPTH) if relation_filter.recurse else ()),
+        *lower_bound(lower),
     )
-    reordering = numbers(upper), numbers(lower), rows_max, behind(lower)
+    reordering = numbers(upper), numbers(lower), rows_max, passed_positions(lower)
     rows = await fetch_page(
         page_range,
         deployment,
-        lambda moves: conn.fetch(ordinary, *arguments, moves, room_id, row=RelatedRow),
+        lambda reorder_count: conn.fetch(
+            ordinary, *arguments, reorder_count, room_id, row=RelatedRow
+        ),
         lambda: conn.fetch(reordered, *arguments, *reordering, room_id, row=RelatedRow),
-        skip_ordinary=page_range is not given,
+        skip_ordinary=page_range is not requested_range,
     )
     if not rows:
         raise UnknownEvent(event_id)
-    found = [stored_of(row[EVENT:]) for row in rows if row.event_nid is not None]
+    events = [stored_of(row[EVENT:]) for row in rows if row.event_nid is not None]
     first = rows[0]
     reorderings = Reorderings.of(first.moves, first.left_out_topological, first.left_out_levels)
-    page = await page_of(found, page_range, deployment, reorderings)
-    depth = LEVELS if wanted.recurse else None
+    page = await page_of(events, page_range, deployment, reorderings)
+    depth = RECURSION_DEPTH if relation_filter.recurse else None
     return RelationsPage(page.chunk, page.start, page.end, page.gaps, depth)
 
 
@@ -652,38 +661,42 @@ async def aggregations(
         REFERENCES_MAX,
         row=AggregationRow,
     )
-    found = combined(rows)
+    by_id = combined(rows)
     requested = set(event_ids)
-    return {event_id: one for event_id, one in found.items() if event_id in requested}
+    return {
+        event_id: aggregation for event_id, aggregation in by_id.items() if event_id in requested
+    }
 
 
 def combined(rows: Iterable[AggregationRow]) -> dict[EventId, Aggregations]:
     """Return the aggregations in rows, by id: also those of the latest events of threads."""
-    found: dict[EventId, Aggregations] = {}
+    by_id: dict[EventId, Aggregations] = {}
     # threads last: their latest events have aggregations, too
     for row in sorted(rows, key=lambda row: row.kind == "thread"):
         about = EventId(row.about)
-        known = found.get(about, Aggregations())
+        current = by_id.get(about, Aggregations())
         if row.kind == "replacement":
-            found[about] = replace(known, replacement=stored_of(row[AGGREGATED_EVENT:]))
+            by_id[about] = replace(current, replacement=stored_of(row[AGGREGATED_EVENT:]))
         elif row.kind == "references":
-            found[about] = replace(known, references=tuple(EventId(one) for one in row.ids or ()))
+            by_id[about] = replace(
+                current, references=tuple(EventId(event_id) for event_id in row.ids or ())
+            )
         else:
             latest = stored_of(row[AGGREGATED_EVENT:])
-            latest = replace(latest, relations=found.get(latest.event_id))
-            found[about] = replace(
-                known,
+            latest = replace(latest, relations=by_id.get(latest.event_id))
+            by_id[about] = replace(
+                current,
                 thread=ThreadSummary(latest, row.events or 0, participated=bool(row.participated)),
             )
-    return found
+    return by_id
 
 
 async def of_page(
     conn: Connection, user_id: UserId, page: AnyPage, *, ignored: list[UserId] | None = None
 ) -> AnyPage:
     """Return the page with the `StoredEvent.relations` of its events."""
-    found = await aggregations(conn, user_id, _ids(page.chunk), ignored=ignored)
-    return replace(page, chunk=_with(page.chunk, found))
+    aggregated = await aggregations(conn, user_id, _ids(page.chunk), ignored=ignored)
+    return replace(page, chunk=_with(page.chunk, aggregated))
 
 
 async def of_context(
@@ -691,13 +704,13 @@ async def of_context(
 ) -> Context:
     """Return the context with the relations of its events, but not of its state."""
     events = [*context.events_before, context.event, *context.events_after]
-    found = await aggregations(conn, user_id, _ids(events), ignored=ignored)
-    [event] = _with([context.event], found)
+    aggregated = await aggregations(conn, user_id, _ids(events), ignored=ignored)
+    [event] = _with([context.event], aggregated)
     return replace(
         context,
         event=event,
-        events_before=_with(context.events_before, found),
-        events_after=_with(context.events_after, found),
+        events_before=_with(context.events_before, aggregated),
+        events_after=_with(context.events_after, aggregated),
     )
 
 
@@ -706,9 +719,11 @@ def _ids(events: Sequence[StoredEvent]) -> list[EventId]:
 
 
 def _with(
-    events: Sequence[StoredEvent], found: Mapping[EventId, Aggregations]
+    events: Sequence[StoredEvent], aggregated: Mapping[EventId, Aggregations]
 ) -> list[StoredEvent]:
     return [
-        replace(event, relations=found[event.event_id]) if event.event_id in found else event
+        replace(event, relations=aggregated[event.event_id])
+        if event.event_id in aggregated
+        else event
         for event in events
     ]

@@ -18,7 +18,7 @@ from storage.event.versions import version_of
 from storage.ids import RoomId, UserId
 from storage.queries.events import event_json
 from storage.queries.sync.changed_rooms import events_of
-from storage.queries.sync.response import BESIDE_TIMELINE
+from storage.queries.sync.response import SYNC_CURSOR_TOPOLOGICAL
 from storage.streams import PaginationToken, VectorPosition
 from storage.streams.positions import LARGEST_POSITION
 from storage.streams.tokens import is_sync_token, read_positions
@@ -132,15 +132,15 @@ class RoomInfo:
 
 async def rooms(conn: Connection, room_ids: Iterable[RoomId]) -> dict[RoomId, RoomInfo]:
     """Return the stored ones of these rooms, by id, in their order. `StorageCorrupt`."""
-    wanted = list(room_ids)
-    found: dict[RoomId, RoomInfo] = {}
-    async for part in parts(wanted, ROOMS_MAX):
-        found |= await _some_rooms(conn, part)
-    return found
+    requested = list(room_ids)
+    infos: dict[RoomId, RoomInfo] = {}
+    async for part in parts(requested, ROOMS_MAX):
+        infos |= await _some_rooms(conn, part)
+    return infos
 
 
-async def _some_rooms(conn: Connection, wanted: Sequence[RoomId]) -> dict[RoomId, RoomInfo]:
-    rows = await conn.records(SQL_ROOM_INFO, wanted, row=RoomInfoRow)
+async def _some_rooms(conn: Connection, room_ids: Sequence[RoomId]) -> dict[RoomId, RoomInfo]:
+    rows = await conn.records(SQL_ROOM_INFO, room_ids, row=RoomInfoRow)
     states: dict[RoomId, DescribedRoom] = {}
     async for room_id, version, joined_count, invited_count, *event in in_turns(rows, _size_of):
         state = states.get(room_id)
@@ -149,7 +149,7 @@ async def _some_rooms(conn: Connection, wanted: Sequence[RoomId]) -> dict[RoomId
         if event[0] is not None:
             _add_event(state, room_id, event)
     return {
-        room_id: _room_info(room_id, states[room_id]) for room_id in wanted if room_id in states
+        room_id: _room_info(room_id, states[room_id]) for room_id in room_ids if room_id in states
     }
 
 
@@ -232,9 +232,9 @@ def _allowed_rooms(state: DescribedRoom) -> tuple[RoomId, ...]:
     if not restricted or not isinstance(conditions, list):
         return ()
     rooms = [
-        _room(_part(one, "room_id"))
-        for one in conditions
-        if _part(one, "type") == "m.room_membership"
+        _room(_part(condition, "room_id"))
+        for condition in conditions
+        if _part(condition, "type") == "m.room_membership"
     ]
     return tuple(dict.fromkeys(room_id for room_id in rooms if room_id is not None))
 
@@ -248,8 +248,8 @@ def _creators(state: DescribedRoom) -> tuple[UserId, ...]:
     more = content.get("additional_creators")
     if version.privileged_creators and isinstance(more, list):
         users = users + more
-    texts = [text_of(one, "@") for one in users]
-    return tuple(dict.fromkeys(UserId(one) for one in texts if one is not None))
+    texts = [text_of(user, "@") for user in users]
+    return tuple(dict.fromkeys(UserId(user) for user in texts if user is not None))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -296,6 +296,6 @@ def position_at(token: str | None, deployment: str) -> RoomPosition:
     if is_sync_token(token):
         return RoomPosition(events_of(read_positions(token, deployment)), text=token)
     page = PaginationToken.parse(token, deployment)
-    if page.topological >= BESIDE_TIMELINE:
+    if page.topological >= SYNC_CURSOR_TOPOLOGICAL:
         return RoomPosition(VectorPosition(page.live), text=token)
     return RoomPosition(VectorPosition(page.live), (page.topological, page.stream), token)

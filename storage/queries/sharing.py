@@ -200,9 +200,9 @@ class SharingChanges:
     lost: frozenset[UserId]
 
 
-async def shared_rooms(conn: Connection, one: UserId, other: UserId) -> set[RoomId]:
+async def shared_rooms(conn: Connection, user_id: UserId, other: UserId) -> set[RoomId]:
     """Return the rooms that both users are joined to."""
-    return set(await conn.fetchvals(SQL_SHARED_ROOMS, one, other))
+    return set(await conn.fetchvals(SQL_SHARED_ROOMS, user_id, other))
 
 
 async def users_sharing(conn: Connection, user_id: UserId) -> set[UserId]:
@@ -221,22 +221,22 @@ async def sharing_changes(
     """
     further = [
         (token, writer, position)
-        for token, one in enumerate((since, to))
-        for writer, position in one.items
+        for token, vector in enumerate((since, to))
+        for writer, position in vector.items
     ]
     rows = await conn.fetch(
         SQL_SHARING_CHANGES,
         user_id,
         since.min,
         to.min,
-        *([one[column] for one in further] for column in range(3)),
+        *([entry[column] for entry in further] for column in range(3)),
         row=SharingChangeRow,
     )
     purged_upto = max((row.purged_upto or 0 for row in rows), default=0)
     if min(since.min, to.min) < purged_upto:
         raise ResyncNeeded(text, "what happened since then is not kept any more")
-    found = {gained: frozenset(_users(rows, gained=gained)) for gained in (True, False)}
-    return SharingChanges(found[True], found[False])
+    users = {gained: frozenset(_users(rows, gained=gained)) for gained in (True, False)}
+    return SharingChanges(users[True], users[False])
 
 
 def _users(rows: list[SharingChangeRow], *, gained: bool) -> list[UserId]:

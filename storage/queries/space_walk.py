@@ -88,23 +88,23 @@ async def space_children(conn: Connection, room_id: RoomId) -> list[SpaceChild]:
 
     First by `order`, then those without one by `origin_server_ts`; ties by room id.
     """
-    found = (await children_of(conn, [room_id]))[room_id]
-    if not found:
+    children = (await children_of(conn, [room_id]))[room_id]
+    if not children:
         await require_room(conn, room_id)
-    return found
+    return children
 
 
 async def children_of(
     conn: Connection, room_ids: Iterable[RoomId]
 ) -> dict[RoomId, list[SpaceChild]]:
     """Return the children of each of these spaces, in order. `StorageCorrupt`."""
-    found: dict[RoomId, list[SpaceChild]] = {room_id: [] for room_id in room_ids}
-    rows = await conn.fetch(SQL_SPACE_CHILDREN, list(found), row=SpaceChildRow)
+    by_space: dict[RoomId, list[SpaceChild]] = {room_id: [] for room_id in room_ids}
+    rows = await conn.fetch(SQL_SPACE_CHILDREN, list(by_space), row=SpaceChildRow)
     async for row in in_turns(rows):
         space = RoomId(row.room_id)
         if (child := _child(space, row)) is not None:
-            found[space].append(child)
-    return {space: sorted(children, key=_in_order) for space, children in found.items()}
+            by_space[space].append(child)
+    return {space: sorted(children, key=_in_order) for space, children in by_space.items()}
 
 
 def _in_order(child: SpaceChild) -> tuple[bool, str, int, str]:
@@ -131,7 +131,7 @@ def _child(space: RoomId, row: SpaceChildRow) -> SpaceChild | None:
 
 
 def _servers(via: Any) -> tuple[ServerName, ...]:
-    if not isinstance(via, list) or not all(one and args.is_text(one) for one in via):
+    if not isinstance(via, list) or not all(server and args.is_text(server) for server in via):
         return ()
     return tuple(map(ServerName, via))
 
@@ -168,10 +168,10 @@ class SpaceWalk:
         self._rooms: dict[RoomId, RoomInfo | None] = {}
         self._children: dict[RoomId, list[SpaceChild]] = {}
         self._left = request.limit
-        self._ahead = min(request.limit, ROOMS_MAX)
+        self._read_limit = min(request.limit, ROOMS_MAX)
 
     async def run(self) -> list[SpaceRoom]:
-        found, seen = list[SpaceRoom](), set[RoomId]()
+        walked, seen = list[SpaceRoom](), set[RoomId]()
         while self._stack and self._left > 0:
             here, depth = self._stack.pop()
             room = None if here in seen else await self._room(here)
@@ -180,11 +180,11 @@ class SpaceWalk:
                 continue
             goes_on = depth < self._request.depth_max
             children = await self._children_of(room, with_rooms=goes_on)
-            found.append(SpaceRoom(room, children))
+            walked.append(SpaceRoom(room, children))
             self._left -= 1
             if goes_on:
-                self._stack += [(one.room_id, depth + 1) for one in reversed(children)]
-        return found
+                self._stack += [(child.room_id, depth + 1) for child in reversed(children)]
+        return walked
 
     def _coming(self) -> Iterable[RoomId]:
         """Yield the rooms that the walk comes to, in order, as far as they are known."""
@@ -196,8 +196,8 @@ class SpaceWalk:
             seen.add(room_id)
             yield room_id
             if depth < self._request.depth_max:
-                known = self._children.get(room_id, ())
-                stack += [(one.room_id, depth + 1) for one in reversed(known)]
+                children = self._children.get(room_id, ())
+                stack += [(child.room_id, depth + 1) for child in reversed(children)]
 
     async def _room(self, room_id: RoomId) -> RoomInfo | None:
         """Return a room; None if it is not stored, or not visible."""
@@ -206,22 +206,22 @@ class SpaceWalk:
         return self._rooms[room_id]
 
     async def _read_rooms(self, room_ids: Iterable[RoomId]) -> None:
-        wanted = list(dict.fromkeys(islice(self._unknown(room_ids), self._ahead)))
-        if not wanted:
+        unread = list(dict.fromkeys(islice(self._unknown(room_ids), self._read_limit)))
+        if not unread:
             return
-        self._ahead = min(2 * self._ahead, ROOMS_MAX)
-        found = await rooms(self._conn, wanted)
-        for one in wanted:
-            room = found.get(one)
-            self._rooms[one] = room if room and may_see(room, self._request.own) else None
+        self._read_limit = min(2 * self._read_limit, ROOMS_MAX)
+        infos = await rooms(self._conn, unread)
+        for room_id in unread:
+            room = infos.get(room_id)
+            self._rooms[room_id] = room if room and may_see(room, self._request.own) else None
 
     def _unknown(self, room_ids: Iterable[RoomId]) -> Iterable[RoomId]:
         """Yield those that are not read, until enough rooms of the page are known."""
         left = self._left
-        for one in room_ids:
-            if one not in self._rooms:
-                yield one
-            elif self._rooms[one] is not None:
+        for room_id in room_ids:
+            if room_id not in self._rooms:
+                yield room_id
+            elif self._rooms[room_id] is not None:
                 left -= 1
             if left <= 0:
                 return
@@ -237,11 +237,11 @@ class SpaceWalk:
         return self._children.pop(room.room_id)
 
     async def _read_children(self, room_id: RoomId) -> None:
-        others = (one for one in self._coming() if one != room_id and self._is_unread(one))
+        others = (other for other in self._coming() if other != room_id and self._is_unread(other))
         spaces = [room_id, *islice(others, min(self._left, SPACES_MAX) - 1)]
         for space, children in (await children_of(self._conn, spaces)).items():
             self._children[space] = [
-                one for one in children if one.suggested or not self._request.suggested_only
+                child for child in children if child.suggested or not self._request.suggested_only
             ]
 
     def _is_unread(self, room_id: RoomId) -> bool:
@@ -253,7 +253,10 @@ def may_see(room: RoomInfo, own: Mapping[RoomId, str]) -> bool:
     """Return whether a user may see a room in a space: they are in it, or may enter or read it."""
     if room.room_id in own or room.visibility == "world_readable":
         return True
-    if any(own.get(one) == "join" for one in room.allowed_rooms) or room.join_rule == "public":
+    if (
+        any(own.get(allowed) == "join" for allowed in room.allowed_rooms)
+        or room.join_rule == "public"
+    ):
         return True
     return room.join_rule is not None and version_of(room.version).may_knock(room.join_rule)
 

@@ -128,16 +128,16 @@ async def state_entries(conn: Connection, states: Sequence[FoldedState]) -> list
     others = _distinct([state.others for state in states])
     parts = [members[at : at + PART] for at in range(0, len(members), PART)]
     arguments = list(map(long_int_array, parts)), long_int_array(others)
-    found = await conn.fetch(SQL_TEXTS, *arguments, row=EntryColumnsRow)
-    rest, *rows = sorted(found, key=lambda row: row.number or 0)
+    column_rows = await conn.fetch(SQL_TEXTS, *arguments, row=EntryColumnsRow)
+    rest, *rows = sorted(column_rows, key=lambda row: row.number or 0)
     if rest.found != len(others):
         raise StorageCorrupt(
             "a state refers to events that are not there", wanted=len(others), found=rest.found
         )
     lines = [row.lines(len(part)) for row, part in zip(rows, parts, strict=True)]
-    odd = [nid for one, part in zip(lines, parts, strict=True) if one is None for nid in part]
+    odd = [nid for line, part in zip(lines, parts, strict=True) if line is None for nid in part]
     texts = await texts_of_any(conn, odd) if odd else {}
-    named = (_members(one, part, texts) for one, part in zip(lines, parts, strict=True))
+    named = (_members(line, part, texts) for line, part in zip(lines, parts, strict=True))
     items = chain(_others(rest), chain.from_iterable(named))
     if len(states) == 1:
         return [dict(items)]
@@ -411,17 +411,17 @@ async def states_at(
     if types is not None and keys is not None:
         message = "state is filtered by types or by keys, not by both"
         raise InputError(message)
-    wanted = list(dict.fromkeys(event_ids))
+    requested = list(dict.fromkeys(event_ids))
     if types is not None:
         only = set(types)
         if MEMBER not in only:
             return _by_event(
-                wanted,
-                await conn.fetch(SQL_STATE_OF_TYPES, wanted, after, list(only), row=EntryRow),
+                requested,
+                await conn.fetch(SQL_STATE_OF_TYPES, requested, after, list(only), row=EntryRow),
             )
-        states = await _whole(conn, wanted, remembered, after=after)
+        states = await _whole(conn, requested, remembered, after=after)
         return {
-            event_id: {key: one for key, one in state.items() if key[0] in only}
+            event_id: {key: value for key, value in state.items() if key[0] in only}
             for event_id, state in states.items()
         }
     if keys is not None:
@@ -429,17 +429,18 @@ async def states_at(
         if sum(kind == MEMBER for kind, _ in pairs) <= PICKED_MEMBERS_MAX:
             split = [kind for kind, _ in pairs], [state_key for _, state_key in pairs]
             return _by_event(
-                wanted, await conn.fetch(SQL_STATE_OF_KEYS, wanted, after, *split, row=EntryRow)
+                requested,
+                await conn.fetch(SQL_STATE_OF_KEYS, requested, after, *split, row=EntryRow),
             )
-        states = await _whole(conn, wanted, remembered, after=after)
+        states = await _whole(conn, requested, remembered, after=after)
         return {
             event_id: {key: state[key] for key in pairs if key in state}
             for event_id, state in states.items()
         }
-    return await _whole(conn, wanted, remembered, after=after)
+    return await _whole(conn, requested, remembered, after=after)
 
 
-def _by_event(wanted: Sequence[EventId], rows: Iterable[EntryRow]) -> dict[EventId, StateMap]:
+def _by_event(event_ids: Sequence[EventId], rows: Iterable[EntryRow]) -> dict[EventId, StateMap]:
     """Return the states that Postgres folded."""
     states: dict[EventId, StateMap] = {}
     for row in rows:
@@ -450,7 +451,7 @@ def _by_event(wanted: Sequence[EventId], rows: Iterable[EntryRow]) -> dict[Event
         state = states.setdefault(EventId(row.at_event_id), {})
         if row.type is not None and row.state_key is not None and row.event_id is not None:
             state[row.type, row.state_key] = EventId(row.event_id)
-    return {event_id: _known(states, event_id) for event_id in wanted}
+    return {event_id: _value_at(states, event_id) for event_id in event_ids}
 
 
 async def event_nids_before(conn: Connection, event_id: EventId) -> list[int]:
@@ -464,7 +465,7 @@ async def event_nids_before(conn: Connection, event_id: EventId) -> list[int]:
 
 
 async def _whole(
-    conn: Connection, wanted: Sequence[EventId], remembered: States | None, *, after: bool
+    conn: Connection, event_ids: Sequence[EventId], remembered: States | None, *, after: bool
 ) -> dict[EventId, StateMap]:
     """Return whole states. The caller may change them."""
     states = (
@@ -472,7 +473,7 @@ async def _whole(
         if remembered is None
         else {int(group): state for (group,), state in remembered.entries().items()}
     )
-    groups, folded = await _groups_at(conn, wanted, after=after, known=states)
+    groups, folded = await _groups_at(conn, event_ids, after=after, cached_groups=states)
     if folded:
         states.update(zip(folded, await state_entries(conn, list(folded.values())), strict=True))
     if remembered is not None:
@@ -490,17 +491,17 @@ def _remember(remembered: States, states: Mapping[int, StateMap]) -> None:
 
 async def _groups_at(
     conn: Connection,
-    wanted: Sequence[EventId],
+    event_ids: Sequence[EventId],
     *,
     after: bool,
-    known: Collection[int] = (),
+    cached_groups: Collection[int] = (),
     whole: bool = False,
 ) -> tuple[dict[EventId, int], dict[int, FoldedState]]:
     """Return the groups at these events, and the folded state of each unknown group.
 
     `UnknownEvent`, `StateUnknown`. With ``whole``, `PartialState` for a state that lacks members.
     """
-    rows = await conn.fetch(SQL_PATHS, wanted, after, list(known), row=StatePathRow)
+    rows = await conn.fetch(SQL_PATHS, event_ids, after, list(cached_groups), row=StatePathRow)
     parts = {row.state_group: row for row in rows if row.state_group and row.is_stored}
     groups: dict[EventId, int] = {}
     folded: dict[int, FoldedState] = {}
@@ -512,14 +513,14 @@ async def _groups_at(
         if whole and row.partial_room_id is not None:
             raise PartialState(RoomId(row.partial_room_id))
         groups.update(dict.fromkeys(map(EventId, row.at_event_ids), row.state_group))
-        if row.state_group not in known:
+        if row.state_group not in cached_groups:
             if not row.is_stored:
                 raise lost(row.state_group, row.at_event_ids[0])
             folded[row.state_group] = _folded(row.state_group, parts)
-    return {event_id: _known(groups, event_id) for event_id in wanted}, folded
+    return {event_id: _value_at(groups, event_id) for event_id in event_ids}, folded
 
 
-def _known(states: Mapping[EventId, T], event_id: EventId) -> T:
+def _value_at(states: Mapping[EventId, T], event_id: EventId) -> T:
     if event_id not in states:
         raise UnknownEvent(event_id)
     return states[event_id]
@@ -621,10 +622,10 @@ async def current_state(
     )
     if not rows:
         await require_room(conn, room_id)
-    found: StateMap = {}
+    state: StateMap = {}
     async for part in parts(rows):
-        found |= {(row.type, row.state_key): EventId(row.event_id) for row in part}
-    return found
+        state |= {(row.type, row.state_key): EventId(row.event_id) for row in part}
+    return state
 
 
 async def forward_extremities(conn: Connection, room_id: RoomId) -> set[EventId]:

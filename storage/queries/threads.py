@@ -235,22 +235,22 @@ async def threads(conn: Connection, request: ThreadsRequest, deployment: str) ->
     Send two statements for each chunk of replies, and one for the aggregations. ``conn`` is in a
     REPEATABLE READ transaction.
     """
-    found: list[Thread] = []
+    listed: list[Thread] = []
     below: PaginationToken | None = request.start
     chunk, rows = max(CHUNK, 2 * request.limit), 0
     rows_max = request.rows_max
     if request.participated:
         rows_max = min(rows_max, PARTICIPATED_ROWS_MAX)
-    while below is not None and len(found) <= request.limit and rows < rows_max:
+    while below is not None and len(listed) <= request.limit and rows < rows_max:
         step = await _step(conn, request, below, min(chunk, rows_max - rows))
-        found += step.threads
+        listed += step.threads
         below, rows, chunk = step.below, rows + step.replies, min(chunk * GROWTH, CHUNK_MAX)
-    served = await served_at_once([thread.root for thread in found[: request.limit]])
-    if len(found) > served:
-        found = found[:served]
-        below = found[-1].latest if found else request.start
+    served = await served_at_once([thread.root for thread in listed[: request.limit]])
+    if len(listed) > served:
+        listed = listed[:served]
+        below = listed[-1].latest if listed else request.start
     page = Page(
-        [thread.root for thread in found],
+        [thread.root for thread in listed],
         request.start.print(deployment),
         None if below is None else below.print(deployment),
         [],
@@ -286,8 +286,8 @@ async def _step(
         raise UnknownRoom(request.room_id)
     latest = _latest(request.room_id, rows)
     roots = await _roots(conn, request, latest)
-    found = [Thread(roots[one], at) for one, at in latest.items() if one in roots]
-    return Step(found, _below(rows, most), rows[0].replies)
+    threads = [Thread(roots[root_id], at) for root_id, at in latest.items() if root_id in roots]
+    return Step(threads, _below(rows, most), rows[0].replies)
 
 
 def _latest(room_id: RoomId, rows: Sequence[ThreadRow]) -> dict[EventId, PaginationToken]:

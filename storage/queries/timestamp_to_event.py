@@ -191,7 +191,7 @@ PART_STREAM_UP: Final[LiteralString] = fill(TEMPLATE_STREAM, order="ASC")
 
 PART_STREAM_DOWN: Final[LiteralString] = fill(TEMPLATE_STREAM, order="DESC")
 
-TEMPLATE_FIRST_FOUND: Final[LiteralString] = """
+TEMPLATE_FIRST_MATCH: Final[LiteralString] = """
 COALESCE((SELECT origin_server_ts FROM out_of_order), {otherwise})
 """
 
@@ -202,7 +202,7 @@ SQL_AT_OR_AFTER: Final[LiteralString] = fill(
     stream=PART_STREAM_UP,
     order="ASC",
     earliest="$3::bigint",
-    latest=fill(TEMPLATE_FIRST_FOUND, otherwise="9223372036854775807"),
+    latest=fill(TEMPLATE_FIRST_MATCH, otherwise="9223372036854775807"),
     is_visible=PART_USER_SEES,
     is_withheld=PART_WITHHELD,
 )
@@ -213,7 +213,7 @@ SQL_AT_OR_BEFORE: Final[LiteralString] = fill(
     out_of_order=PART_OUT_OF_ORDER_BEFORE,
     stream=PART_STREAM_DOWN,
     order="DESC",
-    earliest=fill(TEMPLATE_FIRST_FOUND, otherwise="-9223372036854775807 - 1"),
+    earliest=fill(TEMPLATE_FIRST_MATCH, otherwise="-9223372036854775807 - 1"),
     latest="$3::bigint",
     is_visible=PART_USER_SEES,
     is_withheld=PART_WITHHELD,
@@ -226,7 +226,7 @@ SQL_SERVER_AT_OR_AFTER: Final[LiteralString] = fill(
     stream=PART_STREAM_UP,
     order="ASC",
     earliest="$3::bigint",
-    latest=fill(TEMPLATE_FIRST_FOUND, otherwise="9223372036854775807"),
+    latest=fill(TEMPLATE_FIRST_MATCH, otherwise="9223372036854775807"),
     is_visible=PART_SERVER_SEES,
     is_withheld=PART_WITHHELD,
 )
@@ -237,7 +237,7 @@ SQL_SERVER_AT_OR_BEFORE: Final[LiteralString] = fill(
     out_of_order=PART_OUT_OF_ORDER_BEFORE,
     stream=PART_STREAM_DOWN,
     order="DESC",
-    earliest=fill(TEMPLATE_FIRST_FOUND, otherwise="-9223372036854775807 - 1"),
+    earliest=fill(TEMPLATE_FIRST_MATCH, otherwise="-9223372036854775807 - 1"),
     latest="$3::bigint",
     is_visible=PART_SERVER_SEES,
     is_withheld=PART_WITHHELD,

@@ -413,7 +413,7 @@ async def _rows(
 
 async def _threads_of(conn: Connection, related: Collection[UnreadRow]) -> dict[int, EventId]:
     """Return the roots of the threads that these events are in, by what the events relate to."""
-    found: dict[int, EventId] = {}
+    thread_roots: dict[int, EventId] = {}
     next_ids = {(row.key or 0, row.room_id): _target(row) for row in related}
     for _ in range(HOPS_MAX):
         if not next_ids:
@@ -424,10 +424,10 @@ async def _threads_of(conn: Connection, related: Collection[UnreadRow]) -> dict[
         for (key, room_id), event_id in sought.items():
             row = reached.get((room_id, event_id))
             if row is not None and row.in_thread:
-                found[key] = _target(row)
+                thread_roots[key] = _target(row)
             elif row is not None:
                 next_ids[key, room_id] = _target(row)
-    return found
+    return thread_roots
 
 
 def _target(row: UnreadRow | RelationRow) -> EventId:

@@ -21,8 +21,8 @@ from storage.errors import InputError
 from storage.ids import server_name_of
 from storage.persist import Writer
 from storage.queries.filters import SyncFilter
-from storage.queries.sliding.choice import PreparedRequest
-from storage.queries.sliding.response import look
+from storage.queries.sliding.response import poll
+from storage.queries.sliding.selection import PreparedRequest
 from storage.queries.sliding.types import SlidingList, SlidingSyncRequest
 from storage.queries.sync.changed_rooms import positions
 from storage.store.facade import Store
@@ -180,7 +180,7 @@ async def _follow(store: Store, given: Any) -> None:
         rows = await events.rows(seen, now, FOLLOWED_MAX, instance_name=writer)
         store.streams.advance("events", writer, now, rows, local=False)
     store.streams.keep_up()
-    await store.reads.run(lambda conn: store.memory.news(conn, args.user(given.user)))
+    await store.reads.run(lambda conn: store.memory.snapshot(conn, args.user(given.user)))
 
 
 def _sliding_sync(store: Store, given: Any) -> Awaitable[object]:
@@ -197,7 +197,7 @@ def _sliding_sync(store: Store, given: Any) -> Awaitable[object]:
         config=store.database.config,
         defined=frozenset(),
     )
-    return store.reads.run(lambda conn: look(conn, request, store.sliding), snapshot=True)
+    return store.reads.run(lambda conn: poll(conn, request, store.sliding), snapshot=True)
 
 
 async def _client_events(store: Store, given: Any) -> object:

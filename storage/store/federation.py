@@ -129,8 +129,8 @@ async def state_ids(store: StoreCore, event_id: str) -> StateIds:
 
     `UnknownEvent`, `StateUnknown` for an outlier, `PartialState` for a state that lacks members.
     """
-    wanted = args.event(event_id)
-    return await store.reads.run(lambda conn: auth_queries.state_ids(conn, wanted))
+    target = args.event(event_id)
+    return await store.reads.run(lambda conn: auth_queries.state_ids(conn, target))
 
 
 @measured("event_auth")
@@ -139,8 +139,8 @@ async def event_auth(store: StoreCore, event_id: str) -> list[StoredEvent]:
 
     `UnknownEvent`.
     """
-    wanted = args.event(event_id)
-    return await store.reads.run(lambda conn: auth_queries.event_auth(conn, wanted))
+    target = args.event(event_id)
+    return await store.reads.run(lambda conn: auth_queries.event_auth(conn, target))
 
 
 async def auth_chain_ids(store: StoreCore, event_ids: Iterable[str]) -> set[EventId]:
@@ -154,7 +154,7 @@ async def auth_chain_difference(store: StoreCore, sets: Iterable[Iterable[str]])
 
     `UnknownEvent`.
     """
-    ids = [await args.many(args.events, one) for one in args.listed(sets, "sets")]
+    ids = [await args.many(args.events, event_ids) for event_ids in args.listed(sets, "sets")]
     memory = store.caches.chains
     return await store.reads.run(lambda conn: auth_chain.auth_chain_difference(conn, ids, memory))
 
@@ -224,8 +224,8 @@ async def outbox(store: StoreCore, after: int, limit: int = 100) -> Outbox:
     position, most = args.position(after, "after"), page_limit(store, limit)
 
     async def read(conn: Connection) -> Outbox:
-        events, is_held = await _read(store, conn, position, most)
-        if is_held and not store.reads.read_only:
+        events, is_blocked = await _read(store, conn, position, most)
+        if is_blocked and not store.reads.read_only:
             await move_idle(conn, store.streams)
             events, _ = await _read(store, conn, position, most)
         return events

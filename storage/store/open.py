@@ -143,7 +143,7 @@ class OpenReader(NamedTuple):
     identity: Identity
 
 
-class Found(NamedTuple):
+class ReaderStart(NamedTuple):
     """The values that a read-only store reads at the start, as of one moment."""
 
     deployment_id: str
@@ -153,7 +153,7 @@ class Found(NamedTuple):
 
 
 @asynccontextmanager
-async def reads_beside(
+async def standby_reads(
     replica_dsn: str,
     database: Database,
     streams: Streams,
@@ -197,25 +197,25 @@ async def open_reader(
         )
         async with database.connection() as conn:
             await check_schema(conn)
-            found = await _found(conn, server_name)
+            start = await _read_start(conn, server_name)
         # not among the names of the writers, one of which may be that of this process
         name = f"reader.{secrets.token_hex(8)}"
-        streams = Streams(database, name, found.positions, lost=found.lost, read_only=True)
-        _add_defined(streams, found)
+        streams = Streams(database, name, start.positions, lost=start.lost, read_only=True)
+        _add_defined(streams, start)
 
         async def reload(conn: Connection) -> None:
-            again = await _found(conn, found.server_name)
+            again = await _read_start(conn, start.server_name)
             streams.restart(again.positions, {}, again.lost, Restart(NO_WRITER, {}))
             _add_defined(streams, again)
             database.guard.enter_again()
             logger.warning("the database was restored: caches are empty, positions are read again")
 
-        standby = Standby(database, streams, found.deployment_id, reload=reload)
+        standby = Standby(database, streams, start.deployment_id, reload=reload)
         await standby.begin()  # it ends the other sessions, also one that prepares
         if config.prepare_ahead:
             await stack.enter_async_context(running(database.prepared.run()))
         streams.reads = Reads(database, standby, read_only=True)
-        writer = Writer(database, streams, server_name=found.server_name, writer_nid=NO_WRITER)
+        writer = Writer(database, streams, server_name=start.server_name, writer_nid=NO_WRITER)
         await stack.enter_async_context(
             running(follow(database, streams, every_ms=config.follow_ms))
         )
@@ -223,27 +223,27 @@ async def open_reader(
             database,
             streams,
             writer,
-            Identity(found.server_name, config.instance_name, NO_WRITER, found.deployment_id),
+            Identity(start.server_name, config.instance_name, NO_WRITER, start.deployment_id),
         )
 
 
-def _add_defined(streams: Streams, found: Found) -> None:
-    for name in found.positions.keys() - streams.keys():
-        streams.add(declaration(name), found.positions[name], 0)
+def _add_defined(streams: Streams, start: ReaderStart) -> None:
+    for name in start.positions.keys() - streams.keys():
+        streams.add(declaration(name), start.positions[name], 0)
     streams.keep_up()
 
 
-async def _found(conn: Connection, server_name: str | None) -> Found:
+async def _read_start(conn: Connection, server_name: str | None) -> ReaderStart:
     """Read the identity of the database and its positions."""
     async with begun(conn, isolation="repeatable_read", readonly=True):
-        known = await deployment(conn)
-        if known is None or known.server_name is None:
+        identity = await deployment(conn)
+        if identity is None or identity.server_name is None:
             raise InputError("no store was opened in this database yet: open one on the primary")
-        if server_name not in {None, known.server_name}:
-            raise WrongServerName(str(server_name), found=known.server_name)
-        return Found(
-            known.deployment_id,
-            known.server_name,
+        if server_name not in {None, identity.server_name}:
+            raise WrongServerName(str(server_name), found=identity.server_name)
+        return ReaderStart(
+            identity.deployment_id,
+            identity.server_name,
             await startup.positions(conn),
             await lost(conn),
         )
@@ -326,17 +326,17 @@ async def open_store(
         with naming:
             opened = await stack.enter_async_context(opening)
         if replica_dsn is not None:
-            await stack.enter_async_context(_reads_beside(opened, replica_dsn, observer))
+            await stack.enter_async_context(_standby_reads(opened, replica_dsn, observer))
         await drop_lost_marks(opened.database)
         store = Store(*opened, signing_key, old_signing_keys=old_keys)
         yield await stack.enter_async_context(_opened(store))
 
 
-def _reads_beside(
+def _standby_reads(
     opened: OpenWriter, replica_dsn: str, observer: Observer | None
 ) -> AbstractAsyncContextManager[None]:
     deployment_id = opened.identity.deployment_id
-    return reads_beside(
+    return standby_reads(
         replica_dsn, opened.database, opened.streams, deployment_id, observer=observer
     )
 
@@ -345,14 +345,14 @@ def _old_keys(
     signing_key: SigningKey | None, old: Mapping[str, Mapping[str, Any]] | None
 ) -> dict[str, OldKey]:
     """Return the old keys, after a check of all keys. `InputError`."""
-    found = {} if old is None else read_old_keys(old)
+    old_keys = {} if old is None else read_old_keys(old)
     if signing_key is not None:
         current = args.signing_key(signing_key)
-        if (key_id := f"{current.alg}:{current.version}") in found:
+        if (key_id := f"{current.alg}:{current.version}") in old_keys:
             raise InputError(f"{key_id} is the signing key, and one of old_signing_keys")
-    elif found:
+    elif old_keys:
         raise InputError("old_signing_keys are given without the signing_key that replaced them")
-    return found
+    return old_keys
 
 
 @asynccontextmanager
@@ -396,8 +396,8 @@ async def open_writer(
             own = await startup.entered(conn, instance_name)
             database.measures.last_received_ms = await last_received_ms(conn)
         streams = Streams(database, instance_name, own.positions, own.writer_epochs, lost=own.lost)
-        for one in own.defined:
-            streams.add(declaration(one), own.positions[one], own.writer_epochs[one])
+        for stream in own.defined:
+            streams.add(declaration(stream), own.positions[stream], own.writer_epochs[stream])
         entry = DatabaseEntry(database, streams, name, deployment_id, own.mark)
         database.watch(entry.is_same)
         writer = Writer(database, streams, server_name=name, writer_nid=own.writer_nid)

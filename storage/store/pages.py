@@ -56,7 +56,7 @@ async def messages(
     """
     room, user = args.room(room_id), args.local_user(user_id, store.server_name)
     silent, bundles = args.ignored(ignored), args.flag(aggregations, "aggregations")
-    wanted = args.instance(filter, EventFilter, "filter")
+    event_filter = args.instance(filter, EventFilter, "filter")
     bounds = between(from_, to, direction, page_limit(store, limit), store.deployment_id)
 
     async def read(conn: Connection) -> Page:
@@ -68,7 +68,7 @@ async def messages(
             store.deployment_id,
             rows_max=store.database.config.traversal_rows_max,
             ignored=silent,
-            wanted=wanted,
+            event_filter=event_filter,
         )
         if not bundles:
             return page
@@ -97,10 +97,10 @@ async def context(
     target, user = args.event(event_id), args.local_user(user_id, store.server_name)
     room = None if room_id is None else args.room(room_id)
     silent, bundles = args.ignored(ignored), args.flag(aggregations, "aggregations")
-    most, wanted = page_limit(store, limit), args.instance(filter, EventFilter, "filter")
+    most, event_filter = page_limit(store, limit), args.instance(filter, EventFilter, "filter")
 
     async def read(conn: Connection) -> Context:
-        found = await context_queries.context(
+        result = await context_queries.context(
             conn,
             target,
             user,
@@ -108,11 +108,11 @@ async def context(
             limit=most,
             deployment=store.deployment_id,
             ignored=silent,
-            wanted=wanted,
+            event_filter=event_filter,
         )
         if not bundles:
-            return found
-        return await aggregation_queries.of_context(conn, user, found, ignored=silent)
+            return result
+        return await aggregation_queries.of_context(conn, user, result, ignored=silent)
 
     return await store.reads.run(read, snapshot=True)
 
@@ -147,7 +147,7 @@ async def relations(
     user, target = args.local_user(user_id, store.server_name), args.event(event_id)
     silent, bundles = args.ignored(ignored), args.flag(aggregations, "aggregations")
     room = None if room_id is None else args.room(room_id)
-    wanted = relation_queries.RelationFilter(
+    relation_filter = relation_queries.RelationFilter(
         rel_type=None if rel_type is None else args.text(rel_type),
         event_type=None if event_type is None else args.text(event_type),
         ignored=silent,
@@ -160,7 +160,7 @@ async def relations(
             conn,
             target,
             user,
-            wanted,
+            relation_filter,
             bounds,
             room_id=room,
             deployment=store.deployment_id,
@@ -260,8 +260,8 @@ async def event(store: StoreCore, event_id: str, *, redact: bool = True) -> Stor
 
     With ``redact`` False its content is returned even where a redaction took effect.
     """
-    found = await events(store, [event_id], redact=redact)
-    return next(iter(found.values()), None)
+    stored = await events(store, [event_id], redact=redact)
+    return next(iter(stored.values()), None)
 
 
 @measured("events")
@@ -269,10 +269,12 @@ async def events(
     store: StoreCore, event_ids: Iterable[str], *, redact: bool = True
 ) -> dict[EventId, StoredEvent]:
     """Return those of the events that are stored, by id."""
-    wanted = await args.many(args.possible, event_ids)
+    requested = await args.many(args.possible, event_ids)
     if args.flag(redact, "redact") and store.database.config.cache_reads:
-        return await store.caches.events.many(wanted, lambda ids: _load(store, ids))
-    return await store.reads.run(lambda conn: event_queries.events(conn, wanted, redacted=redact))
+        return await store.caches.events.many(requested, lambda ids: _load(store, ids))
+    return await store.reads.run(
+        lambda conn: event_queries.events(conn, requested, redacted=redact)
+    )
 
 
 async def _load(store: StoreCore, event_ids: list[EventId]) -> dict[EventId, StoredEvent]:
@@ -308,14 +310,14 @@ async def explain_visibility(
 
     `Explanation.sentence` is the answer in words. `InvalidIdentifier`, `UnknownEvent`.
     """
-    is_user, wanted = args.text(user_or_server).startswith("@"), args.event(event_id)
+    is_user, target = args.text(user_or_server).startswith("@"), args.event(event_id)
     reader = (
         args.local_user(user_or_server, store.server_name)
         if is_user
         else args.server(user_or_server)
     )
     return await store.reads.run(
-        lambda conn: explanations.explain_visibility(conn, wanted, reader), snapshot=True
+        lambda conn: explanations.explain_visibility(conn, target, reader), snapshot=True
     )
 
 
@@ -353,7 +355,9 @@ async def client_events(
     `InvalidIdentifier`, `InputError`.
     """
     user = args.local_user(user_id, store.server_name)
-    listed = [args.instance(one, StoredEvent, "events") for one in args.listed(events, "events")]
+    listed = [
+        args.instance(event, StoredEvent, "events") for event in args.listed(events, "events")
+    ]
     request = queries.ClientRequest(
         user,
         None if device_id is None else args.text(device_id),

@@ -58,11 +58,15 @@ async def member_ids(store: StoreCore, room_id: str, membership: str = "join") -
     room, code = args.room(room_id), MEMBERSHIPS[args.membership(membership)]
     cache = store.caches.members
     entry = cache.get(room, membership)
-    known = None if isinstance(entry, Ticket) else entry
-    found = await store.reads.run(lambda conn: id_queries.member_ids(conn, room, code, known))
-    if found is not known:
-        cache.fill(entry if isinstance(entry, Ticket) else cache.ticket(room, membership), found)
-    return list(found.user_ids)
+    cached = None if isinstance(entry, Ticket) else entry
+    member_list = await store.reads.run(
+        lambda conn: id_queries.member_ids(conn, room, code, cached)
+    )
+    if member_list is not cached:
+        cache.fill(
+            entry if isinstance(entry, Ticket) else cache.ticket(room, membership), member_list
+        )
+    return list(member_list.user_ids)
 
 
 @measured("members")
@@ -86,7 +90,7 @@ async def members(
     """
     room, position = args.room(room_id), _position(store, at)
     user = None if reader is None else args.user(reader)
-    wanted = None if membership is None else MEMBERSHIPS[args.membership(membership)]
+    code = None if membership is None else MEMBERSHIPS[args.membership(membership)]
     unwanted = (
         None
         if not_membership is None
@@ -94,7 +98,7 @@ async def members(
     )
     return await store.reads.run(
         lambda conn: queries.members(
-            conn, room, position, wanted=wanted, unwanted=unwanted, reader=user
+            conn, room, position, membership=code, unwanted=unwanted, reader=user
         ),
         tokens=(at,),
     )
@@ -123,7 +127,10 @@ async def memberships_of(
     have forgotten. Of another user it has the rooms of which this server stores a state.
     """
     user, names = args.user(user_id), args.memberships(memberships)
-    codes, is_local = [MEMBERSHIPS[one] for one in names], server_name_of(user) == store.server_name
+    codes, is_local = (
+        [MEMBERSHIPS[name] for name in names],
+        server_name_of(user) == store.server_name,
+    )
     return await store.reads.run(
         lambda conn: queries.memberships_of(conn, user, codes, is_local=is_local)
     )
@@ -191,9 +198,9 @@ async def sharing_changes(store: StoreCore, user_id: str, since: str, to: str) -
     for text, token in zip((since, to), tokens, strict=True):
         if store.streams.lost:
             store.streams.refuse_lost(text, token)
-    earlier, later = map(events_of, tokens)
+    start, end = map(events_of, tokens)
     return await store.reads.run(
-        lambda conn: sharing.sharing_changes(conn, user, earlier, later, text=since),
+        lambda conn: sharing.sharing_changes(conn, user, start, end, text=since),
         tokens=(since, to),
     )
 
@@ -286,10 +293,10 @@ async def _states(
     *,
     after: bool,
 ) -> dict[EventId, StateMap]:
-    ids, pairs, wanted = await args.many(args.events, event_ids), args.keys(keys), _types(types)
+    ids, pairs, type_set = await args.many(args.events, event_ids), args.keys(keys), _types(types)
     return await store.reads.run(
         lambda conn: state_at.states_at(
-            conn, ids, after=after, types=wanted, keys=pairs, remembered=store.caches.states
+            conn, ids, after=after, types=type_set, keys=pairs, remembered=store.caches.states
         )
     )
 
@@ -303,12 +310,12 @@ async def current_state(
     store: StoreCore, room_id: str, *, types: Iterable[str] | None = None
 ) -> StateMap:
     """Return the current state of a room, or its entries of some ``types``. `UnknownRoom`."""
-    room, wanted = args.room(room_id), _types(types)
-    if wanted is None and store.database.config.cache_reads:
+    room, type_set = args.room(room_id), _types(types)
+    if type_set is None and store.database.config.cache_reads:
         cache = store.caches.current_state
-        found = await cache.many([room], lambda ids: _load_current_states(store, ids))
-        return dict(found[room])
-    return await store.reads.run(lambda conn: state_at.current_state(conn, room, types=wanted))
+        by_room = await cache.many([room], lambda ids: _load_current_states(store, ids))
+        return dict(by_room[room])
+    return await store.reads.run(lambda conn: state_at.current_state(conn, room, types=type_set))
 
 
 async def _load_current_states(store: StoreCore, room_ids: list[RoomId]) -> dict[RoomId, StateMap]:
@@ -339,8 +346,8 @@ async def rooms_of(store: StoreCore, user_id: str) -> list[RoomId]:
     user = args.local_user(user_id, store.server_name)
     if store.database.config.cache_reads:
         cache = store.caches.rooms_of
-        found = await cache.many([user], lambda ids: _load_rooms_of(store, ids))
-        return sorted(map(RoomId, found[user].joined))
+        by_user = await cache.many([user], lambda ids: _load_rooms_of(store, ids))
+        return sorted(map(RoomId, by_user[user].joined))
     return await store.reads.run(lambda conn: state_at.rooms_of(conn, user))
 
 
@@ -364,8 +371,8 @@ async def rooms(store: StoreCore, room_ids: Iterable[str]) -> dict[RoomId, RoomI
     rooms of which nothing is stored. Malformed content is None, never an error. Check first who may
     see a room. `InvalidIdentifier`.
     """
-    wanted = await args.many(args.rooms, room_ids)
-    return await store.reads.run(lambda conn: room_queries.rooms(conn, wanted))
+    requested = await args.many(args.rooms, room_ids)
+    return await store.reads.run(lambda conn: room_queries.rooms(conn, requested))
 
 
 @measured("space_children")

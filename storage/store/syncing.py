@@ -16,7 +16,6 @@ from storage.queries import sync as queries
 from storage.queries import unread as unread_queries
 from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.sliding import response as sliding_queries
-from storage.queries.sliding.choice import PreparedRequest
 from storage.queries.sliding.connection import (
     USED_PRECISION_MS,
     ConnectionState,
@@ -24,10 +23,11 @@ from storage.queries.sliding.connection import (
     open_connection,
     write_state,
 )
-from storage.queries.sliding.response import EXPIRED, Draft
+from storage.queries.sliding.response import EXPIRED, PendingResponse
+from storage.queries.sliding.selection import PreparedRequest
 from storage.queries.sliding.types import SlidingSync, SlidingSyncRequest
-from storage.queries.sync import Look, Sync, SyncRequest, until_news
-from storage.queries.sync.changed_rooms import ACCOUNT_DATA, BESIDE, News
+from storage.queries.sync import PollResult, Sync, SyncRequest, poll_until_changed
+from storage.queries.sync.changed_rooms import ACCOUNT_DATA, OTHER_STREAMS, ChangeSnapshot
 from storage.queries.sync.response import Include, Included
 from storage.queries.unread import COUNT_MAX, UNREAD_TYPES, Unread, UnreadRequest
 from storage.store.core import StoreCore
@@ -91,18 +91,18 @@ async def sync(
         include=Include.of(include, device_id, to_device_limit),
     )
     await store.defined_streams.ready()
-    found = await queries.until_news(
-        lambda: look(store, request, waits=wait_ms > 0),
+    response = await queries.poll_until_changed(
+        lambda: poll(store, request, waits=wait_ms > 0),
         store.notifier,
         lambda answer: SyncToken.parse(answer.next_batch, store.deployment_id),
         request.since,
         timeout_ms=wait_ms,
-        ending=(*BESIDE, *request.defined),
+        ending=(*OTHER_STREAMS, *request.defined),
     )
     if filter.lazy_load_members and not filter.include_redundant_members and device_id is not None:
-        found = store.sent_members.leave_out((request.user_id, device_id), since, found)
+        response = store.sent_members.leave_out((request.user_id, device_id), since, response)
     by_thread = filter.unread_thread_notifications
-    return replace(found, unread_thread_notifications=by_thread, ignored=ignored)
+    return replace(response, unread_thread_notifications=by_thread, ignored=ignored)
 
 
 @measured("unread")
@@ -148,18 +148,20 @@ def positions_of(store: StoreCore, token: str) -> dict[str, VectorPosition]:
     return read_positions(token, store.deployment_id).positions()
 
 
-async def look(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look[Sync]:
-    """Read once what is new, and time it. A sync that waits looks several times."""
+async def poll(store: StoreCore, request: SyncRequest, *, waits: bool) -> PollResult[Sync]:
+    """Read once what is new, and time it. A sync that waits polls several times."""
     began = perf_counter()
     try:
-        return await _look_within_an_era(store, request, waits=waits)
+        return await _poll_within_a_generation(store, request, waits=waits)
     finally:
         kind = "sync" if request.since is not None else "first_sync"
         store.measures.call(kind).add(perf_counter() - began)
 
 
-async def _look_within_an_era(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look[Sync]:
-    """Look again if the database was replaced meanwhile, so that one database answers.
+async def _poll_within_a_generation(
+    store: StoreCore, request: SyncRequest, *, waits: bool
+) -> PollResult[Sync]:
+    """Poll again if the database was replaced meanwhile, so that one database answers.
 
     `ResyncNeeded` if the token covers positions that the present database has lost.
     """
@@ -167,40 +169,47 @@ async def _look_within_an_era(store: StoreCore, request: SyncRequest, *, waits: 
         connection_generation = store.database.connection_generation
         if store.streams.lost and request.token is not None:
             store.streams.refuse_lost(request.text, request.token)
-        found = await _look_once(store, request, waits=waits)
+        result = await _poll_once(store, request, waits=waits)
         if connection_generation == store.database.connection_generation:
-            return found
+            return result
 
 
-async def _look_once(store: StoreCore, request: SyncRequest, *, waits: bool) -> Look[Sync]:
-    was_quiet, tokens = queries.is_quiet(request, store.memory), (request.text or None,)
-    if was_quiet or queries.is_brief(request, store.memory):
-        short_answer = queries.quiet if was_quiet else queries.brief
+async def _poll_once(store: StoreCore, request: SyncRequest, *, waits: bool) -> PollResult[Sync]:
+    was_unchanged, tokens = queries.has_no_changes(request, store.memory), (request.text or None,)
+    if was_unchanged or queries.is_timeline_only(request, store.memory):
+        short_query = queries.no_changes if was_unchanged else queries.timeline_only
 
-        async def read_briefly(conn: Connection) -> Look[Sync] | None:
-            known = await short_answer(conn, request, store.memory)
-            return None if known is None else await _with_keys(conn, request, *known, waits=waits)
+        async def read_briefly(conn: Connection) -> PollResult[Sync] | None:
+            short = await short_query(conn, request, store.memory)
+            return None if short is None else await _with_keys(conn, request, *short, waits=waits)
 
-        found = await store.reads.run(read_briefly, tokens=tokens)
-        if found is not None:
-            return found
+        result = await store.reads.run(read_briefly, tokens=tokens)
+        if result is not None:
+            return result
 
-    async def read(conn: Connection) -> Look[Sync]:
-        answer, news = await queries.look(conn, request, store.memory, reread=waits and was_quiet)
-        return await _with_keys(conn, request, answer, news, waits=waits)
+    async def read(conn: Connection) -> PollResult[Sync]:
+        answer, snapshot = await queries.poll(
+            conn, request, store.memory, reread=waits and was_unchanged
+        )
+        return await _with_keys(conn, request, answer, snapshot, waits=waits)
 
     return await store.reads.run(read, tokens=tokens, snapshot=True)
 
 
 async def _with_keys(
-    conn: Connection, request: SyncRequest, answer: Sync, news: News | None, *, waits: bool
-) -> Look[Sync]:
-    """Add the keys to wait for: the user and their rooms, which ``news`` may know already."""
+    conn: Connection,
+    request: SyncRequest,
+    answer: Sync,
+    snapshot: ChangeSnapshot | None,
+    *,
+    waits: bool,
+) -> PollResult[Sync]:
+    """Add the keys to wait for: the user and their rooms, which ``snapshot`` may know already."""
     if not (waits and answer.is_empty):
-        return Look(answer, ())
-    known = None if news is None else news.room_ids
-    room_ids = await state_at.rooms_of(conn, request.user_id) if known is None else known
-    return Look(answer, (request.user_id, *room_ids))
+        return PollResult(answer, ())
+    cached = None if snapshot is None else snapshot.room_ids
+    room_ids = await state_at.rooms_of(conn, request.user_id) if cached is None else cached
+    return PollResult(answer, (request.user_id, *room_ids))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -246,31 +255,35 @@ async def sliding_sync(
     with store.reads.writing():  # the state of the connection
         await store.defined_streams.ready()
         waits = wait_ms > 0 and prepared.pos is not None
-        draft = await until_news(
-            lambda: _look(store, prepared, waits=waits),
+        response = await poll_until_changed(
+            lambda: _poll_sliding(store, prepared, waits=waits),
             store.notifier,
-            lambda one: one.upto,
+            lambda pending: pending.upto,
             prepared.upto,
             timeout_ms=wait_ms if waits else 0,
             ending=prepared.defined,
             included=sorted({ACCOUNT_DATA, *prepared.body.extensions}),
         )
-        return replace(draft.response(await _pos(store, prepared, draft)), ignored=ignored)
+        return replace(response.with_pos(await _pos(store, prepared, response)), ignored=ignored)
 
 
-async def _look(store: StoreCore, request: PreparedRequest, *, waits: bool) -> Look[Draft]:
-    """Read once what is new, and time it. A request that waits looks several times."""
+async def _poll_sliding(
+    store: StoreCore, request: PreparedRequest, *, waits: bool
+) -> PollResult[PendingResponse]:
+    """Read once what is new, and time it. A request that waits polls several times."""
     began = perf_counter()
     try:
-        draft = await _sliding_within_an_era(store, request)
+        response = await _sliding_within_a_generation(store, request)
     finally:
         kind = "sliding_sync" if request.pos is not None else "first_sliding_sync"
         store.measures.call(kind).add(perf_counter() - began)
-    return Look(draft, draft.keys if waits and draft.is_empty else ())
+    return PollResult(response, response.keys if waits and response.is_empty else ())
 
 
-async def _sliding_within_an_era(store: StoreCore, request: PreparedRequest) -> Draft:
-    """Look again if the database was replaced meanwhile, so that one database answers.
+async def _sliding_within_a_generation(
+    store: StoreCore, request: PreparedRequest
+) -> PendingResponse:
+    """Poll again if the database was replaced meanwhile, so that one database answers.
 
     `UnknownPos` if the `pos` covers positions that the present database has lost.
     """
@@ -281,44 +294,46 @@ async def _sliding_within_an_era(store: StoreCore, request: PreparedRequest) -> 
                 store.streams.refuse_lost(request.text, request.upto)
             except ResyncNeeded as error:
                 raise UnknownPos(request.text, error.reason) from error
-        draft = await _sliding_once(store, request)
+        response = await _sliding_once(store, request)
         if connection_generation == store.database.connection_generation:
-            return draft
+            return response
 
 
-async def _sliding_once(store: StoreCore, request: PreparedRequest) -> Draft:
+async def _sliding_once(store: StoreCore, request: PreparedRequest) -> PendingResponse:
     if expected := sliding_queries.expect_nothing(request, store.sliding):
         async with store.database.connection() as conn:
-            if draft := await sliding_queries.confirmed(conn, request, store.sliding, expected):
-                return draft
+            if response := await sliding_queries.confirmed(conn, request, store.sliding, expected):
+                return response
     async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
-        return await sliding_queries.look(conn, request, store.sliding)
+        return await sliding_queries.poll(conn, request, store.sliding)
 
 
-async def _pos(store: StoreCore, request: PreparedRequest, draft: Draft) -> str:
+async def _pos(store: StoreCore, request: PreparedRequest, response: PendingResponse) -> str:
     """Write the new state of the connection, if there is one, and return the next `pos`."""
-    nid, number = await _written(store, request, draft)
-    rooms = changed(draft.sent, draft.changes)
+    nid, number = await _written(store, request, response)
+    rooms = changed(response.sent, response.changes)
     store.sliding.connections.keep(nid, number, rooms)
-    return PosToken(nid, number, draft.upto, draft.extensions_upto).print(store.deployment_id)
+    return PosToken(nid, number, response.upto, response.extensions_upto).print(store.deployment_id)
 
 
-async def _written(store: StoreCore, request: PreparedRequest, draft: Draft) -> tuple[int, int]:
+async def _written(
+    store: StoreCore, request: PreparedRequest, response: PendingResponse
+) -> tuple[int, int]:
     """Return the connection and the number of its state, after the write that it needs."""
-    state, now = draft.state, time.time_ns() // 1_000_000
+    state, now = response.state, time.time_ns() // 1_000_000
     if state is None:
         most = store.database.config.sliding_connections_max
         nid = await store.database.run(
             lambda conn: open_connection(
-                conn, request.key, draft.changes, now_ms=now, connections_max=most
+                conn, request.key, response.changes, now_ms=now, connections_max=most
             )
         )
         return nid, 1
-    if not draft.changes:
+    if not response.changes:
         await _note_use(store, state, now)
         return state.nid, state.number
     number = await store.database.run(
-        lambda conn: write_state(conn, state, draft.changes, now_ms=now)
+        lambda conn: write_state(conn, state, response.changes, now_ms=now)
     )
     if number is None:
         raise UnknownPos(request.text, EXPIRED)

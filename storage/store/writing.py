@@ -137,7 +137,7 @@ async def create_room(
         args.local_user(creator, store.server_name),
         args.text(room_version),
         {} if content is None else args.mapping(content, "content"),
-        [_initial_event(one) for one in args.listed(initial_state, "initial_state")],
+        [_initial_event(event) for event in args.listed(initial_state, "initial_state")],
     )
     with store.reads.writing():
         return await new_room.create_room(
@@ -145,11 +145,11 @@ async def create_room(
         )
 
 
-def _initial_event(given: Any) -> InitialEvent:
+def _initial_event(triple: Any) -> InitialEvent:
     """Return type, state key and content; raise `InputError` for another value."""
-    if not isinstance(given, tuple | list) or len(given) != 3:
-        raise InputError(f"initial_state has {given!r}: write (type, state_key, content)")
-    return args.text(given[0]), args.text(given[1]), args.mapping(given[2], "the content")
+    if not isinstance(triple, tuple | list) or len(triple) != 3:
+        raise InputError(f"initial_state has {triple!r}: write (type, state_key, content)")
+    return args.text(triple[0]), args.text(triple[1]), args.mapping(triple[2], "the content")
 
 
 def signer_of(store: StoreCore, signing_key: SigningKey | None) -> Signer:
@@ -225,9 +225,9 @@ async def readmit(store: StoreCore, event_id: str) -> AppendResult:
     Raise `UnknownEvent`, `InvalidIdentifier`, and `InputError` for an event that is an outlier, or
     that the auth rules refuse.
     """
-    wanted = args.event(event_id)
+    target = args.event(event_id)
     with store.reads.writing():
-        return await readmission.readmit(store.database, store.writer, wanted)
+        return await readmission.readmit(store.database, store.writer, target)
 
 
 async def erase_user(store: StoreCore, user_id: str) -> None:

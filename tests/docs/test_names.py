@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 import storage
 from docs.generate.settings import read_variables
 from storage.cli.app import app
-from storage.config import KNOWN_VARIABLES, Config
+from storage.config import OTHER_VARIABLES, Config
 from tests.docs.markdown import ROOT, blocks, name_of, pages
 
 PAGES = pages()
@@ -27,7 +27,7 @@ MADE: Final = ("benchmarks/results", "docs/index.html")
 """Files that a command writes."""
 
 SETTINGS: Final = (
-    KNOWN_VARIABLES | read_variables() | {f"STORAGE_{one.name.upper()}" for one in fields(Config)}
+    OTHER_VARIABLES | read_variables() | {f"STORAGE_{one.name.upper()}" for one in fields(Config)}
 )
 OF_TESTS: Final = re.compile(
     r"STORAGE_((TEST|BENCH|PLAN)_\w+|ROOMS|EXAMPLES|FUZZ|DAMAGES|LARGE_ROOM|FIELD)$"

@@ -114,7 +114,10 @@ def reads_of(ids: LargeRoomIds, weeks: list[int]) -> dict[str, tuple[Read, ReadB
     visible = partial(explain_visibility, event_id=early)
     return {
         "window": (partial(lines.window, room_id=room_id), ReadBound(1, 500)),
-        "jump": (partial(lines.window, room_id=room_id, place=(MANY // 2, 0)), ReadBound(1, 500)),
+        "jump": (
+            partial(lines.window, room_id=room_id, position=(MANY // 2, 0)),
+            ReadBound(1, 500),
+        ),
         "line": (partial(lines.lines_by_id, event_ids=[last]), ReadBound(1, 10)),
         "outliers": (partial(lines.outliers, room_id=room_id), ReadBound(2, 10)),
         "merges": (partial(lines.merges, room_id=room_id), ReadBound(1, 2_100)),
@@ -125,7 +128,7 @@ def reads_of(ids: LargeRoomIds, weeks: list[int]) -> dict[str, tuple[Read, ReadB
         "history": (partial(lines.key_history, room_id=room_id), ReadBound(1, 100)),
         "readers": (partial(lines.readers, event_id=last), ReadBound(1, 20)),
         "audiences": (
-            partial(lines.audience_ranges, principal=ADMIN, room_ids=[room_id]),
+            partial(lines.audience_ranges, reader=ADMIN, room_ids=[room_id]),
             ReadBound(1, 20),
         ),
         "recent": (rooms.recent_rooms, ReadBound(1, 7_000)),
@@ -147,15 +150,15 @@ def reads_of(ids: LargeRoomIds, weeks: list[int]) -> dict[str, tuple[Read, ReadB
         "resolution": (partial(resolution_at, event_id=merge_id), ReadBound(15, 400)),
         "current": (partial(resolution_now, room_id=room_id), ReadBound(3, 20)),
         "visible": (
-            partial(visible, principal=ADMIN),
+            partial(visible, reader=ADMIN),
             ReadBound(10, 200),
         ),
         "hidden": (
-            partial(visible, principal=NEVER),
+            partial(visible, reader=NEVER),
             ReadBound(10, 20_100),
         ),
         "server": (
-            partial(visible, principal="s9.test"),
+            partial(visible, reader="s9.test"),
             ReadBound(10, 20_100),
         ),
     }

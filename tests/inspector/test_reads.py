@@ -94,8 +94,8 @@ async def test_windows_have_each_event_once_in_order(store: Store, delivered: De
     place = lines.TOP
     while page := await ask(store, lines.window, delivered.room_id, place, limit=7):
         seen += page
-        place = page[-1].place
-    places = [line.place for line in seen]
+        place = page[-1].position
+    places = [line.position for line in seen]
     assert places == sorted(set(places), reverse=True)
     stored = await store.events(delivered.ids)
     assert {line.event_id for line in seen} == {
@@ -107,7 +107,7 @@ async def test_windows_have_each_event_once_in_order(store: Store, delivered: De
         store, lines.window, delivered.room_id, place, direction="above", limit=11
     ):
         upwards = page + upwards
-        place = page[0].place
+        place = page[0].position
     assert upwards == seen
 
 

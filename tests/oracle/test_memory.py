@@ -16,7 +16,7 @@ import pytest
 import storage
 from storage import Store, Sync, SyncFilter
 from storage.ids import UserId
-from storage.queries.sync import SyncRequest, brief, is_quiet, quiet, sync
+from storage.queries.sync import SyncRequest, has_no_changes, no_changes, sync, timeline_only
 from storage.streams.position_poller import follow_once
 from storage.streams.registry import STREAMS
 from tests.oracle.example_databases import ExampleDatabases
@@ -101,23 +101,23 @@ class TwoStores(StoreSubject):
         memory = store.memory
         async with store.database.transaction(isolation="repeatable_read", readonly=True) as conn:
             told: list[Sync] = [await sync(conn, asked)]
-            if is_quiet(asked, memory):
-                found = await quiet(conn, asked, memory)
+            if has_no_changes(asked, memory):
+                found = await no_changes(conn, asked, memory)
                 told += [] if found is None else [found[0]]
                 if found is not None and found[1].room_ids is not None:
                     assert sorted(found[1].room_ids) == sorted(
                         await store.rooms_of(UserId(user_id))
                     ), "the rooms to wait for"
-                self.ways["news after all" if found is None else "quiet"] += 1
+                self.ways["changes after all" if found is None else "quiet"] += 1
             told.append(await sync(conn, asked, memory=memory))
             if since is not None:
-                timelines = await brief(conn, asked, memory)
+                timelines = await timeline_only(conn, asked, memory)
                 told += [] if timelines is None else [timelines[0]]
                 self.ways["not brief" if timelines is None else "brief"] += 1
-                news = await memory.news(conn, asked.user_id)
+                snapshot = await memory.snapshot(conn, asked.user_id)
                 position = asked.since.position("events") if asked.since is not None else None
                 assert position is not None
-                among = news.candidates(position.meet(news.positions["events"]))
+                among = snapshot.candidates(position.meet(snapshot.positions["events"]))
                 self.ways[
                     "all rooms" if among is None else "some rooms" if among else "no rooms"
                 ] += 1

@@ -148,7 +148,7 @@ class PlanReader:
             between(start, None, direction, LIMIT, self.deployment),
             self.deployment,
             rows_max=20_000,
-            wanted=wanted,
+            event_filter=wanted,
         )
         assert page.chunk
 

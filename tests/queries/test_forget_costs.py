@@ -85,7 +85,7 @@ async def test_in_another_process(
     await reader.sync(user, since=token)
     await store.forget(LOCAL, first.room_id)
     async with reader.database.connection() as conn:
-        news = await reader.memory.news(conn, user)
+        news = await reader.memory.snapshot(conn, user)
         assert list((news.rooms_of or RoomsOf({}, 0)).joined) == [both.room_id]
         assert news.candidates(since) == []
     statements.take()

@@ -114,7 +114,7 @@ async def test_a_page_reads_what_it_answers_with(busy: Busy) -> None:
 
 
 async def test_a_walk_stops_at_its_limit(busy: Busy) -> None:
-    recursive = (*ALL, 20, -1, 500, relations.LEVELS, *EDGE, LARGEST_POSITION, None)
+    recursive = (*ALL, 20, -1, 500, relations.RECURSION_DEPTH, *EDGE, LARGEST_POSITION, None)
     plan = await plan_of(
         busy.store, relations.SQL_RECURSIVE, busy.root_id, LOCAL, [], None, None, *recursive
     )

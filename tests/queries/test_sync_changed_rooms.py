@@ -38,9 +38,9 @@ def position(store: Store, token: str) -> VectorPosition:
     return SyncToken.parse(token, store.deployment_id).position("events") or VectorPosition()
 
 
-async def news(store: Store) -> changed_rooms.News:
+async def news(store: Store) -> changed_rooms.ChangeSnapshot:
     async with store.database.connection() as conn:
-        return await store.memory.news(conn, UserId(LOCAL))
+        return await store.memory.snapshot(conn, UserId(LOCAL))
 
 
 async def test_nothing_new_takes_one_round_trip(store: Store, statements: StatementLog) -> None:
@@ -260,7 +260,7 @@ async def test_whoever_waits_in_that_moment_asks_no_fifth_either(
             deployment=store.deployment_id,
             config=ALONE,
         )
-        look = await syncing.look(store, asked, waits=True)  # the keys do not show otherwise
+        look = await syncing.poll(store, asked, waits=True)  # the keys do not show otherwise
         assert look.answer.is_empty
         assert set(look.keys) == {LOCAL, room.room_id, joined.room_id}
         assert round_trips(statements) == ["SELECT", "BEGIN", "WITH", "WITH", "WITH", "COMMIT"]

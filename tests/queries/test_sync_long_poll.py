@@ -8,7 +8,7 @@ import pytest
 import storage
 from storage import Store, Sync
 from storage.ids import UserId
-from storage.queries.sync.changed_rooms import BESIDE, Look, until_news
+from storage.queries.sync.changed_rooms import OTHER_STREAMS, PollResult, poll_until_changed
 from storage.streams import SyncToken
 from storage.streams.feed import StreamRow
 from tests.queries.conftest import StatementLog
@@ -86,20 +86,20 @@ async def test_the_response_covers_news_that_came_after_its_snapshot(store: Stor
     deployment = store.deployment_id
     taken: list[str] = []
 
-    async def look() -> Look[Sync]:
+    async def look() -> PollResult[Sync]:
         answer = await store.sync(LOCAL, since=since)
         taken.append(answer.next_batch)
         await store.account_data.set(UserId(LOCAL), "m.test", {"n": len(taken)})
-        return Look(answer, {LOCAL})
+        return PollResult(answer, {LOCAL})
 
     first = SyncToken.parse(since, deployment)
-    answer = await until_news(
+    answer = await poll_until_changed(
         look,
         store.notifier,
         lambda answer: SyncToken.parse(answer.next_batch, deployment),
         first,
         timeout_ms=LONG_MS,
-        ending=BESIDE,
+        ending=OTHER_STREAMS,
     )
     assert answer.next_batch == taken[1] != taken[0] == since
 

@@ -3,8 +3,8 @@
 from storage import RoomSubscription, SlidingList, SlidingSyncRequest, Store
 from storage.database.explained import ExplainingConnection, QueryPlan
 from storage.ids import StateKey, UserId
-from storage.queries.sliding.choice import PreparedRequest
-from storage.queries.sliding.response import look
+from storage.queries.sliding.response import poll
+from storage.queries.sliding.selection import PreparedRequest
 from tests.queries.rooms import ADMIN, LOCAL, append
 from tests.sliding.client import SlidingClient
 from tests.sliding.test_timelines import many_rooms
@@ -80,7 +80,7 @@ async def test_a_response_reads_its_rooms_by_index(store: Store) -> None:
             for pos in (None, client.pos):
                 explaining = ExplainingConnection.over(conn, generic=generic)
                 prepared = prepare(store, client, request, pos)
-                assert (await look(explaining, prepared, store.sliding)).rooms
+                assert (await poll(explaining, prepared, store.sliding)).rooms
                 check(explaining.plans)
 
 

@@ -21,7 +21,7 @@ from storage.ids import RoomId, UserId
 from storage.maintenance.purge import purge_room
 from storage.persistent_map import Map
 from storage.queries.sliding.room_lists import RoomList
-from storage.queries.sync.changed_rooms import News
+from storage.queries.sync.changed_rooms import ChangeSnapshot
 from storage.streams.position_poller import follow_once
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.oracle.test_memory import _hear_of
@@ -42,7 +42,7 @@ class Worlds:
         self.dsn, self.rng = dsn, rng
         self.rooms: list[RoomBuilder] = []
         self.stores: list[Store] = []
-        self.snapshots: list[tuple[AsyncExitStack, Store, Connection, str, News]] = []
+        self.snapshots: list[tuple[AsyncExitStack, Store, Connection, str, ChangeSnapshot]] = []
         self.made = 0
         self.stack = AsyncExitStack()
 
@@ -170,7 +170,7 @@ class Worlds:
         conn = await stack.enter_async_context(
             store.database.transaction(isolation="repeatable_read", readonly=True)
         )
-        news, _ = await store.sliding.changes.news_of_connection(conn, (0, 0), (user, "", ""))
+        news, _ = await store.sliding.changes.snapshot_of_connection(conn, (0, 0), (user, "", ""))
         if self.rng.random() < 0.3 and len(self.snapshots) < 2:
             self.snapshots.append((stack, store, conn, user, news))
             return
@@ -178,7 +178,7 @@ class Worlds:
             await self.compare(store, conn, user, news, is_fresh=True)
 
     async def compare(
-        self, store: Store, conn: Connection, user: str, news: News, *, is_fresh: bool
+        self, store: Store, conn: Connection, user: str, news: ChangeSnapshot, *, is_fresh: bool
     ) -> None:
         found = await store.sliding.lists.of(conn, UserId(user), news)
         dumb = DumbList(conn, user)
@@ -193,13 +193,13 @@ class Worlds:
         self,
         store: Store,
         user: str,
-        news: News,
+        news: ChangeSnapshot,
         wanted: SlidingFilter,
         sent: Any,
         expected: list[tuple[str, int]],
     ) -> None:
         """Compare the list of a store that has followed everything, without a statement."""
-        assumed = store.sliding.expected_news(UserId(user))
+        assumed = store.sliding.expected_snapshot(UserId(user))
         assert assumed is not None
         if assumed.positions["account_data"] != news.positions["account_data"]:
             return

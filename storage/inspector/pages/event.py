@@ -15,7 +15,7 @@ from storage.errors import UnknownEvent
 from storage.ids import EventId, RoomId, StateKey, UserId, server_name_of
 from storage.inspector.access import data_headers
 from storage.inspector.visit import ContentRefusedError, Visit
-from storage.queries.explain_visibility import is_known
+from storage.queries.explain_visibility import is_reader_stored
 from storage.queries.inspect.lines import (
     READERS_MAX,
     EventLine,
@@ -132,7 +132,7 @@ async def user_page(visit: Visit) -> Response:
         "user.html",
         user_id=user_id,
         is_local=is_local,
-        is_known=await visit.read(is_known, user_id),
+        is_reader_stored=await visit.read(is_reader_stored, user_id),
         rooms=[(room_id, memberships[room_id]) for room_id in rooms],
         room_count=len(memberships),
         lines={room_id: _line(room_id, ranges) for room_id in rooms},

@@ -22,7 +22,7 @@ from storage.queries.inspect.lines import (
     MERGES_SCANNED_MAX,
     TOP,
     EventLine,
-    Place,
+    WindowPosition,
     key_history,
     lines_by_id,
     merges,
@@ -107,7 +107,7 @@ async def _window(visit: Visit, room_id: RoomId) -> list[EventLine]:
     return await visit.read(window, room_id, lower or TOP, limit=WINDOW)
 
 
-def _position(visit: Visit, name: str) -> Place | None:
+def _position(visit: Visit, name: str) -> WindowPosition | None:
     """Return a position: topological and stream ordering, with a dot between. `InputError`."""
     text = visit.text(name)
     if text is None:

@@ -59,11 +59,11 @@ SQL_BY_ID: Final[LiteralString] = fill(
     order="DESC",
 )
 
-SQL_BELOW: Final[LiteralString] = fill(
+SQL_OLDER: Final[LiteralString] = fill(
     TEMPLATE_LINES, source=fill(TEMPLATE_WINDOW, beyond="<", order="DESC"), order="DESC"
 )
 
-SQL_ABOVE: Final[LiteralString] = fill(
+SQL_NEWER: Final[LiteralString] = fill(
     TEMPLATE_LINES, source=fill(TEMPLATE_WINDOW, beyond=">", order="ASC"), order="ASC"
 )
 
@@ -87,7 +87,7 @@ TOP: Final = (2**63 - 1, 2**63 - 1)
 BOTTOM: Final = (-1, -1)
 """The position below all events of a room."""
 
-Place = tuple[int, int]
+WindowPosition = tuple[int, int]
 """A position: topological ordering, stream ordering."""
 
 
@@ -123,7 +123,7 @@ class EventLine(NamedTuple):
     missing_parents: list[int]
 
     @property
-    def place(self) -> Place:
+    def position(self) -> WindowPosition:
         """Return its position in a window; that of an outlier is below all."""
         return self.topological_ordering or 0, self.stream_ordering or 0
 
@@ -142,7 +142,7 @@ async def lines_by_id(conn: Connection, event_ids: Iterable[EventId]) -> dict[Ev
 async def window(
     conn: Connection,
     room_id: RoomId,
-    place: Place = TOP,
+    position: WindowPosition = TOP,
     *,
     direction: Literal["below", "above"] = "below",
     limit: int = 100,
@@ -152,9 +152,9 @@ async def window(
     `UnknownRoom`.
     """
     if direction == "below":
-        rows = await conn.fetch(SQL_BELOW, room_id, *place, limit, row=EventLine)
+        rows = await conn.fetch(SQL_OLDER, room_id, *position, limit, row=EventLine)
     else:
-        rows = await conn.fetch(SQL_ABOVE, room_id, *place, limit, row=EventLine)
+        rows = await conn.fetch(SQL_NEWER, room_id, *position, limit, row=EventLine)
         rows.reverse()
     if not rows:
         await require_room(conn, room_id)
@@ -288,10 +288,10 @@ class Edges(NamedTuple):
 
 async def edges(conn: Connection, event_id: EventId) -> Edges:
     """Return the edges of an event; all are empty if it is not stored. Four statements."""
-    found = await conn.fetch(SQL_EDGES, event_id, row=EdgeRow)
+    rows = await conn.fetch(SQL_EDGES, event_id, row=EdgeRow)
     return Edges(
-        [row for row in found if row.kind == "prev"],
-        [row for row in found if row.kind == "auth"],
+        [row for row in rows if row.kind == "prev"],
+        [row for row in rows if row.kind == "auth"],
         await conn.fetchvals(SQL_CHILDREN, event_id, CHILDREN_SCANNED_MAX),
         await conn.fetch(SQL_RELATED, event_id, RELATED_MAX, row=RelatedCountRow),
         await conn.fetch(SQL_REDACTIONS, event_id, row=FoundRedactionRow),
@@ -361,10 +361,10 @@ class PrincipalRangeRow(NamedTuple):
 
 
 async def audience_ranges(
-    conn: Connection, principal: str, room_ids: list[RoomId]
+    conn: Connection, reader: str, room_ids: list[RoomId]
 ) -> list[PrincipalRangeRow]:
     """Return the ranges of a user or server in these rooms, in order."""
-    return await conn.fetch(SQL_AUDIENCES, principal, room_ids, RANGES_MAX, row=PrincipalRangeRow)
+    return await conn.fetch(SQL_AUDIENCES, reader, room_ids, RANGES_MAX, row=PrincipalRangeRow)
 
 
 # --------------------------------------------------------------------------------------------------

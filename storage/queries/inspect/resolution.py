@@ -164,7 +164,7 @@ async def _replayed(
             for row in tips
             if row.event_id is not None
         }
-    distinct = [states[one] for one in _ids(by_group.values()) if one in states]
+    distinct = [states[event_id] for event_id in _ids(by_group.values()) if event_id in states]
     conflict = Conflict(room, at, distinct, *split_conflicts(distinct))
     outcome = await _resolved(conn, conflict) if conflict.conflicted else NOTHING
     return ReplayedResolution(
@@ -237,10 +237,10 @@ async def _replay(
             loader.events,
         )
         rejected = loader.rejected(before)
-        wanted = needed_events(*arguments, rejected=rejected, absent=loader.absent)
-        if not wanted:
+        needed = needed_events(*arguments, rejected=rejected, absent=loader.absent)
+        if not needed:
             return replay_conflicts(*arguments, rejected=rejected)
-        await loader.load(conn, wanted)
+        await loader.load(conn, needed)
     raise InputError(f"the chain of power levels is too long to replay: {ROUNDS_MAX} rounds")
 
 
@@ -292,10 +292,14 @@ class ReplayLoader:
 
     async def load(self, conn: Connection, event_ids: Collection[EventId]) -> None:
         """Load these events. `InputError` for too many."""
-        wanted = [one for one in event_ids if one not in self.events and one not in self.absent]
-        if len(self.events) + len(wanted) > EVENTS_MAX:
+        lacking = [
+            event_id
+            for event_id in event_ids
+            if event_id not in self.events and event_id not in self.absent
+        ]
+        if len(self.events) + len(lacking) > EVENTS_MAX:
             raise InputError(f"the resolution needs more than {EVENTS_MAX} events to replay")
-        for row in await conn.fetch(SQL_LOADED, wanted, row=LoadedEventRow):
+        for row in await conn.fetch(SQL_LOADED, lacking, row=LoadedEventRow):
             raw = decode(row.json, row.event_id, row.room_id)
             try:
                 event = load(raw, row.room_version, row.event_id, redacted=row.redacted_form)
@@ -304,7 +308,7 @@ class ReplayLoader:
             self.events[row.event_id] = event
             if row.is_rejected:
                 self._rejected[row.event_id] = row.stream_ordering
-        self.absent.update(one for one in wanted if one not in self.events)
+        self.absent.update(event_id for event_id in lacking if event_id not in self.events)
 
     def rejected(self, before: int | None) -> set[EventId]:
         """Return the rejected events: all, or without those of a position from ``before`` on."""
@@ -316,7 +320,7 @@ class ReplayLoader:
 
 
 def _ids(event_ids: Iterable[EventId | None]) -> list[EventId]:
-    return [one for one in event_ids if one is not None]
+    return [event_id for event_id in event_ids if event_id is not None]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -365,28 +369,31 @@ class Why(NamedTuple):
     whole: str
 
 
-def verdict(found: ReplayedResolution) -> Verdict:
-    if found.missing:
-        return Verdict(_unknown(found), {}, ())
-    if found.replay is None:
-        return Verdict(_agreed(found), dict.fromkeys(found.tips, 0), ())
-    keys = [_reason(found, found.replay, key) for key in sorted(found.resolved)]
-    won = {tip: sum(one.values.get(tip) == one.resolved for one in keys) for tip in found.tips}
-    headlines = [one.headline for one in keys] if len(keys) <= HEADLINES_MAX else []
+def verdict(resolution: ReplayedResolution) -> Verdict:
+    if resolution.missing:
+        return Verdict(_unknown(resolution), {}, ())
+    if resolution.replay is None:
+        return Verdict(_agreed(resolution), dict.fromkeys(resolution.tips, 0), ())
+    keys = [_reason(resolution, resolution.replay, key) for key in sorted(resolution.resolved)]
+    won = {
+        tip: sum(key_reason.values.get(tip) == key_reason.resolved for key_reason in keys)
+        for tip in resolution.tips
+    }
+    headlines = [key_reason.headline for key_reason in keys] if len(keys) <= HEADLINES_MAX else []
     return Verdict(" ".join([_summary(won, len(keys)), *headlines]), won, keys)
 
 
-def _unknown(found: ReplayedResolution) -> str:
+def _unknown(resolution: ReplayedResolution) -> str:
     return (
-        f"The state after {', '.join(found.missing)} is not stored, so the state was given with the"
-        " event, and nothing was resolved here."
+        f"The state after {', '.join(resolution.missing)} is not stored, so the state was given"
+        " with the event, and nothing was resolved here."
     )
 
 
-def _agreed(found: ReplayedResolution) -> str:
-    if len(found.tips) < 2:
+def _agreed(resolution: ReplayedResolution) -> str:
+    if len(resolution.tips) < 2:
         return "There is one parent at most, so there was nothing to resolve."
-    if found.states:
+    if resolution.states:
         return "The branches have the same state by key, so there was no conflict."
     return "All branches have the same state, so there was nothing to resolve."
 
@@ -400,19 +407,25 @@ def _summary(won: Mapping[EventId, int], keys: int) -> str:
     return f"The merge preferred branch {best[0]}: it won {most} of {total}."
 
 
-def _reason(found: ReplayedResolution, replay: Replay, key: StateKey) -> KeyReason:
-    values = {tip: found.states[tip].get(key) for tip in found.tips}
-    resolved = found.resolved[key]
+def _reason(resolution: ReplayedResolution, replay: Replay, key: StateKey) -> KeyReason:
+    values = {tip: resolution.states[tip].get(key) for tip in resolution.tips}
+    resolved = resolution.resolved[key]
     why = _why(replay, key, values, resolved)
-    return KeyReason(key, values, resolved, found.stored.get(key, resolved), *why)
+    return KeyReason(key, values, resolved, resolution.stored.get(key, resolved), *why)
 
 
 def _why(
     replay: Replay, key: StateKey, values: Mapping[EventId, EventId | None], value: EventId | None
 ) -> Why:
     steps = {step.event.event_id: step for step in replay.steps if step.event.key == key}
-    others = [steps[one] for one in dict.fromkeys(values.values()) if one in steps and one != value]
-    others += [one for one in steps.values() if one.event.event_id != value and one not in others]
+    others = [
+        steps[event_id]
+        for event_id in dict.fromkeys(values.values())
+        if event_id in steps and event_id != value
+    ]
+    others += [
+        step for step in steps.values() if step.event.event_id != value and step not in others
+    ]
     refusals = [_refusal(step) for step in others if step.refused is not None]
     winner = None if value is None else steps.get(value)
     if value is None:
@@ -422,7 +435,7 @@ def _why(
     passed = [step for step in others if step.refused is None]
     if passed:
         why = _order(passed[-1], winner)
-        return Why(why.short, " ".join([why.whole, *(one.whole for one in refusals)]))
+        return Why(why.short, " ".join([why.whole, *(refusal.whole for refusal in refusals)]))
     return _alone(refusals, f"{value} is the only value, and its check allowed it.")
 
 
@@ -430,7 +443,7 @@ def _alone(refusals: Sequence[Why], otherwise: str) -> Why:
     """Return the refusals that left a key to its value, or the reason where there are none."""
     if not refusals:
         return Why(otherwise, otherwise)
-    return Why(refusals[0].short, " ".join(one.whole for one in refusals))
+    return Why(refusals[0].short, " ".join(refusal.whole for refusal in refusals))
 
 
 def _refusal(step: ReplayStep) -> Why:
@@ -445,10 +458,10 @@ def _refusal(step: ReplayStep) -> Why:
 def _unchecked(value: EventId, refusals: Sequence[Why], *, is_alone: bool) -> Why:
     """Return why a value stays that was never checked: room version 1."""
     if is_alone:
-        said = f"Only one branch has it, so {value} stays: room version 1 sees no conflict."
+        sentence = f"Only one branch has it, so {value} stays: room version 1 sees no conflict."
     else:
-        said = f"{value} has the lowest depth, and the others were not allowed."
-    return Why(said, " ".join([said, *(one.whole for one in refusals)]))
+        sentence = f"{value} has the lowest depth, and the others were not allowed."
+    return Why(sentence, " ".join([sentence, *(refusal.whole for refusal in refusals)]))
 
 
 def _order(loser: ReplayStep, winner: ReplayStep) -> Why:
@@ -534,13 +547,13 @@ def _by_time(loser: ReplayStep, winner: ReplayStep, won: str, short: str, same: 
             f"{short} and claimed time, larger id",
             f"{same}, both have the same claimed time, and {won} has the larger id",
         )
-    said = f"{same}, and {won} has the later claimed time"
+    sentence = f"{same}, and {won} has the later claimed time"
     if apart <= DAY_MS:
-        return Why(f"{short}, later claimed time", said)
+        return Why(f"{short}, later claimed time", sentence)
     days = f"{apart // DAY_MS} {'day' if apart < 2 * DAY_MS else 'days'}"
     return Why(
         f"{short}, later claimed time by {days}",
-        f"{said} (by {days}: a sender sets it, so a clock may be wrong)",
+        f"{sentence} (by {days}: a sender sets it, so a clock may be wrong)",
     )
 
 

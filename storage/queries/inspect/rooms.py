@@ -197,11 +197,11 @@ async def room_growth(
 
     ``room_id``: return this room alone. Outliers have no position and do not count.
     """
-    given = first, end, limit, room_id
+    arguments = first, end, limit, room_id
     if end - first <= samples:
-        rooms = await conn.fetch(SQL_COUNTED, *given, row=RoomGrowthRow)
+        rooms = await conn.fetch(SQL_COUNTED, *arguments, row=RoomGrowthRow)
         return PeriodGrowth(max(end - first, 0), is_exact=True, rooms=rooms)
-    rooms = await conn.fetch(SQL_SAMPLED, *given, samples, row=RoomGrowthRow)
+    rooms = await conn.fetch(SQL_SAMPLED, *arguments, samples, row=RoomGrowthRow)
     return PeriodGrowth(end - first, is_exact=False, rooms=rooms)
 
 
@@ -301,7 +301,7 @@ PART_LARGEST: Final[LiteralString] = """
     ) AS r
 """
 
-PART_GIVEN: Final[LiteralString] = """
+PART_REQUESTED: Final[LiteralString] = """
     SELECT r.room_nid, g.place
     FROM unnest($3::text[]) WITH ORDINALITY AS g (room_id, place)
     JOIN rooms r USING (room_id)
@@ -311,7 +311,7 @@ PART_GIVEN: Final[LiteralString] = """
 SQL_RECENT: Final[LiteralString] = fill(TEMPLATE_ROOMS, source=PART_RECENT)
 SQL_BY_ID: Final[LiteralString] = fill(TEMPLATE_ROOMS, source=PART_BY_ID)
 SQL_LARGEST: Final[LiteralString] = fill(TEMPLATE_ROOMS, source=PART_LARGEST)
-SQL_GIVEN: Final[LiteralString] = fill(TEMPLATE_ROOMS, source=PART_GIVEN)
+SQL_REQUESTED: Final[LiteralString] = fill(TEMPLATE_ROOMS, source=PART_REQUESTED)
 
 RECENT_MAX: Final = 5_000
 ROOMS_COUNTED_MAX: Final = 1_000
@@ -371,7 +371,7 @@ async def largest_rooms(conn: Connection, size: Size, limit: int = 50) -> list[R
 
 async def rooms_by_id(conn: Connection, room_ids: list[RoomId]) -> list[RoomLine]:
     """Return the stored ones of these rooms, in this order."""
-    return await conn.fetch(SQL_GIVEN, len(room_ids), ROOMS_COUNTED_MAX, room_ids, row=RoomLine)
+    return await conn.fetch(SQL_REQUESTED, len(room_ids), ROOMS_COUNTED_MAX, room_ids, row=RoomLine)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -440,7 +440,7 @@ CROSS JOIN LATERAL (  -- one by one: few events are aliases
 JOIN rooms r ON r.room_nid = c.room_nid
 """)
 
-FOUND_MAX: Final = 20
+MATCHES_MAX: Final = 20
 ALIASES_MAX: Final = 20_000
 
 
@@ -459,17 +459,17 @@ async def events_called(conn: Connection, event_id: str) -> list[str]:
     return await conn.fetchvals(SQL_EVENT, event_id)
 
 
-async def rooms_like(conn: Connection, beginning: str, limit: int = FOUND_MAX) -> list[str]:
+async def rooms_like(conn: Connection, beginning: str, limit: int = MATCHES_MAX) -> list[str]:
     """Return ids of rooms with a beginning, in their order."""
     return await conn.fetchvals(SQL_ROOMS, beginning, limit)
 
 
-async def users_like(conn: Connection, beginning: str, limit: int = FOUND_MAX) -> list[str]:
+async def users_like(conn: Connection, beginning: str, limit: int = MATCHES_MAX) -> list[str]:
     """Return ids of known users of any server with a beginning, in their order."""
     return await conn.fetchvals(SQL_USERS, beginning, limit)
 
 
-async def rooms_by_alias(conn: Connection, alias: str, limit: int = FOUND_MAX) -> list[RoomId]:
+async def rooms_by_alias(conn: Connection, alias: str, limit: int = MATCHES_MAX) -> list[RoomId]:
     """Return the rooms whose canonical alias event has this alias, also as an alternative."""
     rows = await conn.fetch(SQL_ALIASES, ALIASES_MAX, row=AliasRow)
     named = (row.room_id for row in rows if alias in _aliases(row))

@@ -9,7 +9,7 @@ from storage.database.translate import TOO_MANY_MOVES
 from storage.errors import DatabaseError, InputError, InvalidToken
 from storage.ids import EventId, RoomId
 from storage.queries.events import StoredEvent, served_at_once
-from storage.queries.pagination.reordering import Reorderings, ahead, as_of, walking
+from storage.queries.pagination.reordering import Reorderings, as_of, next_token, walking
 from storage.queries.sync.changed_rooms import events_of, reached
 from storage.streams import PaginationToken, VectorPosition
 from storage.streams.positions import LARGEST_POSITION
@@ -83,9 +83,9 @@ def between(
     """Return the range between two tokens, of pages or of sync. `InvalidToken`, `InputError`."""
     if direction not in ("b", "f"):
         raise InputError(f"direction {direction!r}: b or f")
-    ends = (END, BEGINNING) if direction == "b" else (BEGINNING, END)
-    start = ends[0] if from_ is None else _parsed(from_, deployment)
-    stop = ends[1] if to is None else _parsed(to, deployment)
+    default_tokens = (END, BEGINNING) if direction == "b" else (BEGINNING, END)
+    start = default_tokens[0] if from_ is None else _parsed(from_, deployment)
+    stop = default_tokens[1] if to is None else _parsed(to, deployment)
     synced = _synced(from_, deployment), _synced(to, deployment)
     return PageRange(walking(start, direction), stop, direction, limit, synced)
 
@@ -105,7 +105,7 @@ def _parsed(token: str, deployment: str) -> PaginationToken:
 
 
 async def page_of(
-    found: Sequence[StoredEvent],
+    events: Sequence[StoredEvent],
     page_range: PageRange,
     deployment: str,
     reorderings: Reorderings,
@@ -115,24 +115,26 @@ async def page_of(
     It ends before the limit where the events have too many values (`served_at_once`).
     """
     start = page_range.start
-    limit = await served_at_once(found[: page_range.limit])
-    chunk, more = list(found[:limit]), len(found) > limit
+    limit = await served_at_once(events[: page_range.limit])
+    chunk, more = list(events[:limit]), len(events) > limit
     if chunk and start in (BEGINNING, END):
-        start = edge(chunk[0], page_range.direction, first=True, moves=reorderings.moves)
+        start = edge(
+            chunk[0], page_range.direction, first=True, reorder_count=reorderings.reorder_count
+        )
     end = end_of_page(chunk, page_range, reorderings).print(deployment) if more else None
     return Page(chunk, start.print(deployment), end, [])
 
 
 def edge(
-    event: StoredEvent, direction: Direction, *, first: bool, moves: int = 0
+    event: StoredEvent, direction: Direction, *, first: bool, reorder_count: int = 0
 ) -> PaginationToken:
     """Return the position just before the first event of a page, or just after its last one.
 
-    Before and after are in this direction. ``moves``: how many moves the room had then.
+    Before and after are in this direction. ``reorder_count``: how many moves the room had then.
     """
     topological, stream = event.topological_ordering or 0, event.stream_ordering or 0
     return PaginationToken(
-        topological, stream if (direction == "b") == first else stream - 1, moves=moves
+        topological, stream if (direction == "b") == first else stream - 1, moves=reorder_count
     )
 
 
@@ -146,7 +148,7 @@ def end_of_page(
     if not chunk:
         return page_range.start
     end = edge(chunk[-1], page_range.direction, first=False)
-    return ahead(end, page_range.start, page_range.direction, reorderings)
+    return next_token(end, page_range.start, page_range.direction, reorderings)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -210,9 +212,9 @@ async def exact(
     ]
     if not lagging:
         return page_range
-    ends = [(token, position.min, position.furthest()) for token, position in lagging]
+    bounds = [(token, position.min, position.furthest()) for token, position in lagging]
     writers = [(token, writer, at) for token, position in lagging for writer, at in position.items]
-    columns = *map(list, zip(*ends, strict=True)), *map(list, zip(*writers, strict=True))
+    columns = *map(list, zip(*bounds, strict=True)), *map(list, zip(*writers, strict=True))
     rows = await conn.fetch(SQL_COVERED, room_id, event_id, *columns, row=TokenPositionsRow)
     live = {row.token: row.live for row in rows}
     start, stop = (
@@ -290,11 +292,11 @@ async def fetch_page(
     run the reordered one at once, that a page takes two. `InvalidToken` where there are too many
     moves to read.
     """
-    moves = min(as_of(page_range.start), as_of(page_range.stop))
-    if moves == LARGEST_POSITION:
-        return await ordinary(moves)
+    reorder_count = min(as_of(page_range.start), as_of(page_range.stop))
+    if reorder_count == LARGEST_POSITION:
+        return await ordinary(reorder_count)
     try:
-        return (not skip_ordinary and await ordinary(moves)) or await reordered()
+        return (not skip_ordinary and await ordinary(reorder_count)) or await reordered()
     except DatabaseError as error:
         if error.sqlstate != TOO_MANY_MOVES:
             raise

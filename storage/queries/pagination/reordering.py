@@ -33,15 +33,18 @@ from storage.streams.tokens import CURSOR_POSITIONS_MAX, CursorPosition
 class Reorderings(NamedTuple):
     """How many moves a room has had, and the topological ordering and levels of left out events."""
 
-    moves: int = 0
+    reorder_count: int = 0
     left_out: Sequence[tuple[int, int]] = ()
 
     @classmethod
     def of(
-        cls, moves: int, topological: Sequence[int] | None, levels: Sequence[int] | None
+        cls,
+        reorder_count: int,
+        topological: Sequence[int] | None,
+        position_bits: Sequence[int] | None,
     ) -> "Reorderings":
         """Return the value of the columns `moves`, `left_out_topological`, `left_out_levels`."""
-        return cls(moves, list(zip(topological or (), levels or (), strict=True)))
+        return cls(reorder_count, list(zip(topological or (), position_bits or (), strict=True)))
 
 
 def walking(token: PaginationToken, direction: str) -> PaginationToken:
@@ -77,7 +80,7 @@ def lower_end(token: PaginationToken) -> tuple[int, int, int]:
     return position.topological, position.stream, token.live
 
 
-def above(token: PaginationToken) -> tuple[int, int]:
+def lower_bound(token: PaginationToken) -> tuple[int, int]:
     """Return the position above which all events lie that are ahead of the token.
 
     Only a token beside a timeline has one: its `lower_end` is below it. For others it is (0, 0).
@@ -85,7 +88,7 @@ def above(token: PaginationToken) -> tuple[int, int]:
     return (0, 0) if token.sync_cursor is None else (token.topological, token.stream)
 
 
-def behind(token: PaginationToken) -> int:
+def passed_positions(token: PaginationToken) -> int:
     """Return, as bits, the levels of `numbers` below which no event is ahead of the token.
 
     0 but for a walk forwards that has a position beside a timeline, too.
@@ -100,19 +103,21 @@ def numbers(token: PaginationToken) -> list[int] | None:
 
     None for the ends of the order: no event moves across them.
     """
-    levels = _crossed(token)
-    if not levels:
+    cursor_positions = _crossed(token)
+    if not cursor_positions:
         return None
-    found = [int(token.direction != "f")]
-    for level in levels:
-        found += (level.moves, level.topological, level.stream)
-    return found
+    flat = [int(token.direction != "f")]
+    for position in cursor_positions:
+        flat += (position.moves, position.topological, position.stream)
+    return flat
 
 
 def _crossed(token: PaginationToken) -> tuple[CursorPosition, ...]:
     """Return the positions that events can move across: all but the ends of the order."""
     return tuple(
-        level for level in token.cursor_positions if 0 < level.topological < LARGEST_POSITION - 1
+        position
+        for position in token.cursor_positions
+        if 0 < position.topological < LARGEST_POSITION - 1
     )
 
 
@@ -121,26 +126,28 @@ def as_of(token: PaginationToken) -> int:
 
     LARGEST_POSITION for the ends of the order: later moves make no difference to them.
     """
-    levels = _crossed(token)
-    return levels[0].moves if levels else LARGEST_POSITION
+    cursor_positions = _crossed(token)
+    return cursor_positions[0].moves if cursor_positions else LARGEST_POSITION
 
 
-def ahead(
+def next_token(
     end: PaginationToken, start: PaginationToken, direction: str, reorderings: Reorderings
 ) -> PaginationToken:
     """Return the token for the events ahead, at the end of a page that began at ``start``."""
-    earlier = tuple(_kept(end, _crossed(start), direction, reorderings))
-    beside = _beside(end, start) if direction == "f" else None
-    if beside is not None:
-        earlier = (beside, *(level for level in earlier if level != beside))
-    if len(earlier) >= CURSOR_POSITIONS_MAX:
-        earlier = (*earlier[:1], *earlier[2:])
-    live = LARGEST_POSITION if direction == "f" and beside is None else start.live
-    direction = direction if earlier else ""
-    return replace(end, live=live, moves=reorderings.moves, direction=direction, earlier=earlier)
+    previous = tuple(_kept(end, _crossed(start), direction, reorderings))
+    sync_cursor = _sync_cursor(end, start) if direction == "f" else None
+    if sync_cursor is not None:
+        previous = (sync_cursor, *(position for position in previous if position != sync_cursor))
+    if len(previous) >= CURSOR_POSITIONS_MAX:
+        previous = (*previous[:1], *previous[2:])
+    live = LARGEST_POSITION if direction == "f" and sync_cursor is None else start.live
+    direction = direction if previous else ""
+    return replace(
+        end, live=live, moves=reorderings.reorder_count, direction=direction, earlier=previous
+    )
 
 
-def _beside(end: PaginationToken, start: PaginationToken) -> CursorPosition | None:
+def _sync_cursor(end: PaginationToken, start: PaginationToken) -> CursorPosition | None:
     """Return the position beside a timeline where a walk forwards began, if the page ends below."""
     if start.live == LARGEST_POSITION:
         return None
@@ -150,16 +157,19 @@ def _beside(end: PaginationToken, start: PaginationToken) -> CursorPosition | No
 
 
 def _kept(
-    end: PaginationToken, levels: Sequence[CursorPosition], direction: str, reorderings: Reorderings
+    end: PaginationToken,
+    cursor_positions: Sequence[CursorPosition],
+    direction: str,
+    reorderings: Reorderings,
 ) -> Iterator[CursorPosition]:
     """Yield the positions that do not follow from the new one."""
-    for number, level in enumerate(levels):
+    for number, position in enumerate(cursor_positions):
         if direction == "b":
-            kept = (level.topological, level.stream) < (end.topological, end.stream)
+            kept = (position.topological, position.stream) < (end.topological, end.stream)
         else:
             kept = any(
                 bits >> number & 1 and order >= end.topological
                 for order, bits in reorderings.left_out
             )
         if kept:
-            yield level
+            yield position

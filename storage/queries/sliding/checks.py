@@ -48,14 +48,14 @@ def set_room_config(config: RoomConfig) -> None:
     object.__setattr__(config, "excluded_state", excluded)
 
 
-def _pairs(given: Collection[StateKey], name: str) -> frozenset[StateKey]:
-    pairs = args.keys(args.listed(given, name)) or []
+def _pairs(values: Collection[StateKey], name: str) -> frozenset[StateKey]:
+    pairs = args.keys(args.listed(values, name)) or []
     if len(pairs) > REQUIRED_MAX:
         raise InputError(f"{name} has {len(pairs)} entries, more than {REQUIRED_MAX}")
     for kind, key in pairs:
         if max(len(kind.encode()), len(key.encode())) > NAME_BYTES_MAX:
-            wanted = f"at most {NAME_BYTES_MAX} bytes"
-            raise InputError(f"{name} has ({kind[:99]!r}, {key[:99]!r}): {wanted} each")
+            limit = f"at most {NAME_BYTES_MAX} bytes"
+            raise InputError(f"{name} has ({kind[:99]!r}, {key[:99]!r}): {limit} each")
         if key == LAZY and kind != "m.room.member":
             raise InputError(f'{name} has ({kind!r}, "$LAZY"): it is for m.room.member')
     return frozenset(pairs)
@@ -84,10 +84,10 @@ def room_types(types: Collection[str | None] | None, name: str) -> frozenset[str
     """Return the room types. Raise `InputError` for what is neither a text nor None."""
     if types is None:
         return None
-    for one in (found := args.listed(types, name)):
-        if one is not None and not isinstance(one, str):
-            raise InputError(f"{name} has {one!r}: texts or None are wanted")
-    return frozenset(found)
+    for room_type in (listed := args.listed(types, name)):
+        if room_type is not None and not isinstance(room_type, str):
+            raise InputError(f"{name} has {room_type!r}: texts or None are wanted")
+    return frozenset(listed)
 
 
 def distinct(names: Collection[T] | None) -> frozenset[T] | None:
@@ -99,8 +99,8 @@ def entries(values: Mapping[Any, T], kind: type[T], name: str, most: int) -> dic
     entries = dict(args.mapping(values, name))
     if len(entries) > most:
         raise InputError(f"{name} has {len(entries)} entries, more than {most}")
-    for one in entries.values():
-        args.instance(one, kind, f"a value of {name}")
+    for value in entries.values():
+        args.instance(value, kind, f"a value of {name}")
     return entries
 
 
@@ -110,10 +110,12 @@ def check_list_name(name: str) -> None:
         raise InputError(f"the name of a list has 1 to {NAME_BYTES_MAX} bytes, not {name[:99]!r}")
 
 
-def known_names(names: Collection[str], known: Collection[str], field_name: str) -> frozenset[str]:
+def allowed_names(
+    names: Collection[str], allowed: Collection[str], field_name: str
+) -> frozenset[str]:
     """Return the names. Raise `InputError` for an unknown one."""
-    for name in (found := args.listed(names, field_name)):
-        if not args.is_text(name) or name not in known:
-            wanted = ", ".join(sorted(known)) or "none"
-            raise InputError(f"{field_name} has {name!r}: known here: {wanted}"[:500])
-    return frozenset(found)
+    for name in (listed := args.listed(names, field_name)):
+        if not args.is_text(name) or name not in allowed:
+            expected = ", ".join(sorted(allowed)) or "none"
+            raise InputError(f"{field_name} has {name!r}: known here: {expected}"[:500])
+    return frozenset(listed)

@@ -133,9 +133,11 @@ class Connections:
             (row.room_nid, ClientRoom(*row[1:5], sets[row.required_state - 1], row.is_direct))
             for row in rows
         )
-        found = changed(NO_ROOMS, {nid: shared.setdefault(room, room) for nid, room in rooms})
-        self.states.fill(entry, found)
-        return found
+        client_rooms = changed(
+            NO_ROOMS, {nid: shared.setdefault(room, room) for nid, room in rooms}
+        )
+        self.states.fill(entry, client_rooms)
+        return client_rooms
 
 
 # --------------------------------------------------------------------------------------------------
@@ -288,16 +290,16 @@ async def open_connection(
     that were not in use for the longest time. `DatabaseConflict` if another request opens the same
     connection.
     """
-    known = await conn.fetch(SQL_OF_DEVICE, key.user_id, key.device_id, row=OpenConnectionRow)
-    replaced = [row.connection_nid for row in known if row.conn_id == key.conn_id]
+    open_rows = await conn.fetch(SQL_OF_DEVICE, key.user_id, key.device_id, row=OpenConnectionRow)
+    replaced = [row.connection_nid for row in open_rows if row.conn_id == key.conn_id]
     others = sorted(
-        (row for row in known if row.conn_id != key.conn_id),
+        (row for row in open_rows if row.conn_id != key.conn_id),
         key=lambda row: (row.used_ts, row.connection_nid),
     )
     too_many = others[: max(0, len(others) - connections_max + 1)]
     sets = list(dict.fromkeys(printed(room.required) for room in rooms.values()))
-    given = now_ms, sets, replaced, [row.connection_nid for row in too_many]
-    nid = await conn.fetchval(SQL_OPEN, *key, *given, *_columns(rooms, sets))
+    arguments = now_ms, sets, replaced, [row.connection_nid for row in too_many]
+    nid = await conn.fetchval(SQL_OPEN, *key, *arguments, *_columns(rooms, sets))
     if nid is None:
         raise DatabaseConflict("another request opened the same connection")
     return int(nid)
@@ -321,26 +323,28 @@ async def write_state(
 async def _write_on(
     conn: Connection,
     state: ConnectionState,
-    known: ConnectionColumnsRow,
+    columns: ConnectionColumnsRow,
     rooms: Mapping[int, ClientRoom],
     now_ms: int,
 ) -> int | None:
-    printed_sets = (printed(one.required) for one in rooms.values())
-    sets = list(dict.fromkeys((*known.required_states, *printed_sets)))
+    printed_sets = (printed(room.required) for room in rooms.values())
+    sets = list(dict.fromkeys((*columns.required_states, *printed_sets)))
     if len(sets) > REQUIRED_STATES_MAX:
         return None
-    kept = _kept(known, state.number)
-    dropped = [one for one in known.unconfirmed if one not in kept and one != state.number]
-    unconfirmed = [*kept, known.last_number + 1]
-    changed_sets = sets if len(sets) > len(known.required_states) else None
-    given = state.number, known.last_number, unconfirmed, now_ms, changed_sets, dropped
-    found = await conn.fetchval(SQL_WRITE_STATE, state.nid, *given, *_columns(rooms, sets))
-    return None if found is None else int(found)
+    kept = _kept(columns, state.number)
+    dropped = [
+        number for number in columns.unconfirmed if number not in kept and number != state.number
+    ]
+    unconfirmed = [*kept, columns.last_number + 1]
+    changed_sets = sets if len(sets) > len(columns.required_states) else None
+    arguments = state.number, columns.last_number, unconfirmed, now_ms, changed_sets, dropped
+    written = await conn.fetchval(SQL_WRITE_STATE, state.nid, *arguments, *_columns(rooms, sets))
+    return None if written is None else int(written)
 
 
-def _kept(known: ConnectionColumnsRow, number: int) -> Sequence[int]:
+def _kept(columns: ConnectionColumnsRow, number: int) -> Sequence[int]:
     """Return the unconfirmed states that stay valid when there is another one on top of one."""
-    return known.unconfirmed[1 - UNCONFIRMED_MAX :] if number == known.base else []
+    return columns.unconfirmed[1 - UNCONFIRMED_MAX :] if number == columns.base else []
 
 
 async def note_use(conn: Connection, nid: int, now_ms: int) -> None:

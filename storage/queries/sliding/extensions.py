@@ -12,12 +12,12 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.connection import Connection
 from storage.database.names import JOIN
 from storage.ids import RoomId, UserId
-from storage.queries.sliding.choice import Choice, PreparedRequest, WantedRoom
 from storage.queries.sliding.connection import ClientRoom, ClientRooms
-from storage.queries.sliding.situation import Situation
+from storage.queries.sliding.request_context import RequestContext
+from storage.queries.sliding.selection import PreparedRequest, RequestedRoom, Selection
 from storage.queries.sliding.timelines import ReadRooms
 from storage.queries.sliding.types import SlidingRoom
-from storage.queries.sync.changed_rooms import ACCOUNT_DATA, BESIDE, RECEIPTS, TO_DEVICE
+from storage.queries.sync.changed_rooms import ACCOUNT_DATA, OTHER_STREAMS, RECEIPTS, TO_DEVICE
 from storage.queries.unread import UnreadRequest, unread
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.account_data import AccountDataRow
@@ -177,29 +177,29 @@ class Extensions:
     has_more: bool = False
     account_data: list[AccountDataRow] = field(default_factory=list)
     receipts: dict[RoomId, list[ReceiptRow]] = field(default_factory=dict)
-    behind: dict[str, set[int]] = field(default_factory=dict)
+    lagging: dict[str, set[int]] = field(default_factory=dict)
     """By stream, the rooms with facts that are not in the response: these are not wanted."""
 
 
 async def read_extensions(
-    conn: Connection, user_id: UserId, request: ExtensionRequest, wanted: Collection[int]
+    conn: Connection, user_id: UserId, request: ExtensionRequest, room_nids: Collection[int]
 ) -> Extensions:
-    """Return the facts of all extensions; those of rooms for the ``wanted`` ones."""
+    """Return the facts of all extensions; those of rooms for ``room_nids``."""
     rows = await conn.fetch(SQL_EXTENSIONS, *_arguments(user_id, request), row=ExtensionRow)
-    found = Extensions()
+    extensions = Extensions()
     for row in rows:
-        if row.room_nid is not None and row.room_nid not in wanted:
-            found.behind.setdefault(row.kind, set()).add(row.room_nid)
+        if row.room_nid is not None and row.room_nid not in room_nids:
+            extensions.lagging.setdefault(row.kind, set()).add(row.room_nid)
         elif row.kind == "account_data":
             data = AccountDataRow(row.stream_id, row.room_id, row.type or "", row.content)
-            found.account_data.append(data)
+            extensions.account_data.append(data)
         elif row.kind == "receipts":
-            found.receipts.setdefault(RoomId(row.room_id or ""), []).append(_receipt(row))
+            extensions.receipts.setdefault(RoomId(row.room_id or ""), []).append(_receipt(row))
         else:
-            found.to_device.append(MessageRow(row.stream_id, row.content))
-    found.has_more = len(found.to_device) > request.messages_max
-    del found.to_device[request.messages_max :]
-    return found
+            extensions.to_device.append(MessageRow(row.stream_id, row.content))
+    extensions.has_more = len(extensions.to_device) > request.messages_max
+    del extensions.to_device[request.messages_max :]
+    return extensions
 
 
 def _receipt(row: ExtensionRow) -> ReceiptRow:
@@ -244,58 +244,60 @@ def _vector(position: VectorPosition | None) -> tuple[int | None, list[str], lis
 # Which facts of the extensions a response needs, and up to where the client has them then.
 
 
-def extension_request(situation: Situation, choice: Choice, rooms: ReadRooms) -> ExtensionRequest:
+def extension_request(
+    context: RequestContext, selection: Selection, rooms: ReadRooms
+) -> ExtensionRequest:
     """Return what to read. It is empty where the process knows that nothing is new."""
-    request, sent = situation.request, situation.sent
-    asked = ExtensionRequest(request.key.device_id, messages_max=request.body.to_device_limit)
-    wanted = extended(choice)
-    if TO_DEVICE in request.body.extensions and situation.concerns_user(TO_DEVICE):
-        asked.to_device = request.extension_position(TO_DEVICE)
+    request, sent = context.request, context.sent
+    to_read = ExtensionRequest(request.key.device_id, messages_max=request.body.to_device_limit)
+    requested = extended(selection)
+    if TO_DEVICE in request.body.extensions and context.concerns_user(TO_DEVICE):
+        to_read.to_device = request.extension_position(TO_DEVICE)
     if ACCOUNT_DATA in request.body.extensions:
-        is_changed = situation.concerns_user(ACCOUNT_DATA)
-        found = _rooms(ACCOUNT_DATA, wanted, sent, rooms.whole)
-        found.live = list(sent) if is_changed else []
-        asked.account_data_rooms = found
-        if is_changed or found.after or found.new:
-            asked.account_data = request.extension_position(ACCOUNT_DATA)
+        is_changed = context.concerns_user(ACCOUNT_DATA)
+        to_extend = _rooms(ACCOUNT_DATA, requested, sent, rooms.whole)
+        to_extend.live = list(sent) if is_changed else []
+        to_read.account_data_rooms = to_extend
+        if is_changed or to_extend.after or to_extend.new:
+            to_read.account_data = request.extension_position(ACCOUNT_DATA)
     if RECEIPTS in request.body.extensions:
-        joined = (nid for nid, room in wanted.items() if room.listed.membership == JOIN)
-        found = _rooms(RECEIPTS, joined, sent, rooms.whole)
-        found.live = _rooms_with_receipts(situation, rooms.whole)
-        asked.receipt_rooms = found
-        if found.live or found.after or found.new:
-            asked.receipts = request.extension_position(RECEIPTS)
+        joined = (nid for nid, room in requested.items() if room.listed.membership == JOIN)
+        to_extend = _rooms(RECEIPTS, joined, sent, rooms.whole)
+        to_extend.live = _rooms_with_receipts(context, rooms.whole)
+        to_read.receipt_rooms = to_extend
+        if to_extend.live or to_extend.after or to_extend.new:
+            to_read.receipts = request.extension_position(RECEIPTS)
             shown = rooms.shown.values()
-            asked.event_ids = [event.event_id for room in shown for event in room.timeline]
-    return asked
+            to_read.event_ids = [event.event_id for room in shown for event in room.timeline]
+    return to_read
 
 
-def extended(choice: Choice) -> dict[int, WantedRoom]:
+def extended(selection: Selection) -> dict[int, RequestedRoom]:
     """Return the wanted rooms that the extensions have as well."""
-    return {nid: room for nid, room in choice.wanted.items() if room.is_extended}
+    return {nid: room for nid, room in selection.rooms.items() if room.is_extended}
 
 
 def _rooms(
-    stream: str, wanted: Iterable[int], sent: ClientRooms, whole: Collection[int]
+    stream: str, nids: Iterable[int], sent: ClientRooms, whole: Collection[int]
 ) -> RoomsToExtend:
     """Return the wanted rooms that do not follow the `pos`."""
-    found = RoomsToExtend()
-    for nid in wanted:
-        known = sent.get(nid)
-        upto = None if known is None else _upto(known, stream)
+    to_extend = RoomsToExtend()
+    for nid in nids:
+        client_room = sent.get(nid)
+        upto = None if client_room is None else _upto(client_room, stream)
         if nid in whole:
-            found.new.append(nid)
+            to_extend.new.append(nid)
         elif upto is not None:
-            found.after[nid] = upto
-    return found
+            to_extend.after[nid] = upto
+    return to_extend
 
 
-def _rooms_with_receipts(situation: Situation, whole: Collection[int]) -> list[int]:
+def _rooms_with_receipts(context: RequestContext, whole: Collection[int]) -> list[int]:
     """Return the rooms that follow the `pos` and may have receipts after it."""
-    sent, room_list = situation.sent, situation.room_list
+    sent, room_list = context.sent, context.room_list
     if not len(sent):
         return []
-    keys = situation.changed_keys(RECEIPTS)
+    keys = context.changed_keys(RECEIPTS)
     listed = (
         (room_list.by_nid(nid) for nid in sent)
         if keys is None
@@ -307,18 +309,18 @@ def _rooms_with_receipts(situation: Situation, whole: Collection[int]) -> list[i
         if room is not None
         and room.membership == JOIN
         and room.room_nid not in whole
-        and (known := sent.get(room.room_nid)) is not None
-        and known.receipts_upto is None
+        and (client_room := sent.get(room.room_nid)) is not None
+        and client_room.receipts_upto is None
     ]
 
 
 def marked(
-    situation: Situation, choice: Choice, rooms: ReadRooms, found: Extensions
+    context: RequestContext, selection: Selection, rooms: ReadRooms, extensions: Extensions
 ) -> dict[int, ClientRoom]:
     """Return the changed rows, with the positions up to which the client has facts of a room."""
-    changes, sent = dict(rooms.changes), situation.sent
+    changes, sent = dict(rooms.changes), context.sent
     for stream in (RECEIPTS, ACCOUNT_DATA):
-        for nid, value in _positions(situation, choice, rooms, found, stream).items():
+        for nid, value in _positions(context, selection, rooms, extensions, stream).items():
             row = changes.get(nid) or sent.get(nid)
             if row is not None and _upto(row, stream) != value:
                 changes[nid] = _with_upto(row, stream, value)
@@ -326,19 +328,23 @@ def marked(
 
 
 def _positions(
-    situation: Situation, choice: Choice, rooms: ReadRooms, found: Extensions, stream: str
+    context: RequestContext,
+    selection: Selection,
+    rooms: ReadRooms,
+    extensions: Extensions,
+    stream: str,
 ) -> dict[int, int | None]:
     """Return, by room, up to where the client has the facts of a stream. None: up to the `pos`."""
-    request, wanted, sent = situation.request, extended(choice), situation.sent
+    request, requested, sent = context.request, extended(selection), context.sent
     if stream not in request.body.extensions:
         has_position = request.extension_position(stream) != VectorPosition()
         return dict.fromkeys(rooms.whole, 0) if has_position else {}
     position = request.extension_position(stream).min
-    behind = (nid for nid in found.behind.get(stream, ()) if nid in sent)
+    lagging = (nid for nid in extensions.lagging.get(stream, ()) if nid in sent)
     return {
-        **{nid: position for nid in behind if _upto(sent[nid], stream) is None},
-        **dict.fromkeys(rooms.whole.difference(wanted), 0),
-        **dict.fromkeys(wanted),
+        **{nid: position for nid in lagging if _upto(sent[nid], stream) is None},
+        **dict.fromkeys(rooms.whole.difference(requested), 0),
+        **dict.fromkeys(requested),
     }
 
 
@@ -353,17 +359,17 @@ def _with_upto(room: ClientRoom, stream: str, value: int | None) -> ClientRoom:
 
 
 def covered_by_extensions(
-    request: PreparedRequest, upto: SyncToken, found: Extensions
+    request: PreparedRequest, upto: SyncToken, extensions: Extensions
 ) -> SyncToken:
     """Return the positions of the extensions that are not those of the response."""
     positions: dict[str, VectorPosition] = {}
-    for stream in BESIDE:
+    for stream in OTHER_STREAMS:
         reached = upto.position(stream) or VectorPosition()
         at = reached
         if stream not in request.body.extensions:
             at = request.extension_position(stream).meet(reached)
-        elif stream == TO_DEVICE and found.has_more:
-            at = VectorPosition(found.to_device[-1].stream_id).meet(reached)
+        elif stream == TO_DEVICE and extensions.has_more:
+            at = VectorPosition(extensions.to_device[-1].stream_id).meet(reached)
         if at != reached:
             positions[stream] = at
     return SyncToken.of(positions)
@@ -379,7 +385,7 @@ async def add_unread(
     joined = [room_id for room_id, room in shown.items() if room.membership == "join"]
     if not request.body.unread or not joined:
         return
-    wanted = UnreadRequest(ignored=list(request.ignored or ()), rows_max=request.rows_max)
-    counts = await unread(conn, request.user_id, room_ids=joined, request=wanted)
+    unread_request = UnreadRequest(ignored=list(request.ignored or ()), rows_max=request.rows_max)
+    counts = await unread(conn, request.user_id, room_ids=joined, request=unread_request)
     for room_id in joined:
         shown[room_id] = replace(shown[room_id], unread=counts.get(room_id))

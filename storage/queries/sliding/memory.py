@@ -5,11 +5,17 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from storage.database.connection import Connection
 from storage.ids import UserId
-from storage.queries.sliding.choice import PreparedRequest
 from storage.queries.sliding.connection import Connections
 from storage.queries.sliding.room_lists import RoomLists
 from storage.queries.sliding.room_state import RoomFactsCache
-from storage.queries.sync.changed_rooms import WRITER, News, NewsRow, SyncMemory, WriterRow
+from storage.queries.sliding.selection import PreparedRequest
+from storage.queries.sync.changed_rooms import (
+    WRITER,
+    ChangeSnapshot,
+    ChangeSnapshotRow,
+    SyncMemory,
+    WriterRow,
+)
 from storage.streams.caches import Cache
 from storage.streams.positions import VectorPosition
 
@@ -49,23 +55,27 @@ class SlidingMemory(NamedTuple):
         """Return everything that counts hits and misses, by name."""
         return {**self.lists.counted(), "sliding_connections": self.connections.states}
 
-    async def news(self, conn: Connection, request: PreparedRequest) -> tuple[News, NewsRow | None]:
+    async def snapshot(
+        self, conn: Connection, request: PreparedRequest
+    ) -> tuple[ChangeSnapshot, ChangeSnapshotRow | None]:
         """Return the positions of the snapshot, and the connection if its state is valid."""
         pos = (0, 0) if request.pos is None else (request.pos.connection, request.pos.number)
-        return await self.changes.news_of_connection(conn, pos, request.key)
+        return await self.changes.snapshot_of_connection(conn, pos, request.key)
 
-    def expected_news(self, user_id: UserId) -> News | None:
+    def expected_snapshot(self, user_id: UserId) -> ChangeSnapshot | None:
         """Return the positions that this process has followed, as if they were a snapshot."""
         rows = [
             WriterRow(WRITER, *position)
             for position in self.followed.positions()
             if position[0] not in NOT_EXPECTED
         ]
-        return self.confirmed_news(user_id, rows)
+        return self.confirmed_snapshot(user_id, rows)
 
-    def confirmed_news(self, user_id: UserId, rows: Sequence[WriterRow]) -> News | None:
-        """Return the news of a snapshot with these positions.
+    def confirmed_snapshot(
+        self, user_id: UserId, rows: Sequence[WriterRow]
+    ) -> ChangeSnapshot | None:
+        """Return the snapshot of changes with these positions.
 
         None: there are commits that this process has not seen.
         """
-        return self.changes.known(user_id).confirmed(rows)
+        return self.changes.seen_positions(user_id).confirmed(rows)

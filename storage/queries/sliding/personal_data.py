@@ -15,7 +15,7 @@ from storage import arguments as args
 from storage.database.connection import Connection
 from storage.ids import UserId
 from storage.queries.sliding.user_rooms import DIRECT, IGNORED, ListChanges
-from storage.queries.sync.changed_rooms import News, vector
+from storage.queries.sync.changed_rooms import ChangeSnapshot, vector
 from storage.streams import VectorPosition
 
 STREAM: Final = "account_data"
@@ -54,40 +54,44 @@ class PersonalData:
     time: int
 
     def is_right_for(
-        self, user_id: UserId, news: News, changes: ListChanges, seen: Mapping[str, int]
+        self,
+        user_id: UserId,
+        snapshot: ChangeSnapshot,
+        changes: ListChanges,
+        seen: Mapping[str, int],
     ) -> bool:
-        """Return whether the data are certainly the same in the snapshot of these news.
+        """Return whether the data are certainly the same in this snapshot.
 
         ``seen``: up to which position this process has followed each writer of the stream.
         """
-        now = news.positions.get(STREAM, VectorPosition())
+        now = snapshot.positions.get(STREAM, VectorPosition())
         if self.position == now:
             return True
-        since, told = min(self.time, news.time), changes.account_data
+        since, last_changes = min(self.time, snapshot.time), changes.account_data
         is_seen = now <= vector(seen)
-        return is_seen and since >= told.floor and told.last(user_id) <= since
+        return is_seen and since >= last_changes.floor and last_changes.last(user_id) <= since
 
 
 NO_DATA: Final = PersonalData(frozenset(), {}, frozenset(), VectorPosition(), 0)
 
 
 async def read_personal_data(
-    conn: Connection, user_id: UserId, known: PersonalData, news: News
+    conn: Connection, user_id: UserId, cached: PersonalData, snapshot: ChangeSnapshot
 ) -> PersonalData:
-    """Return the data in the snapshot of these news. ``known`` are those of another one."""
-    now = news.positions.get(STREAM, VectorPosition())
-    if not known.position <= now:
-        known = NO_DATA
-    after = known.position.min
+    """Return the data in this snapshot. ``cached`` are those of another one."""
+    now = snapshot.positions.get(STREAM, VectorPosition())
+    if not cached.position <= now:
+        cached = NO_DATA
+    after = cached.position.min
     rows = await conn.fetch(SQL_PERSONAL_DATA, user_id, after, row=PersonalDataRow)
-    return _with(known, rows, now, news.time)
+    return _with(cached, rows, now, snapshot.time)
 
 
 def _with(
-    known: PersonalData, rows: Iterable[PersonalDataRow], position: VectorPosition, time: int
+    cached: PersonalData, rows: Iterable[PersonalDataRow], position: VectorPosition, time: int
 ) -> PersonalData:
     """Return the data with these rows. Unchanged parts stay the same objects."""
-    direct, tags, ignored = known.direct, dict(known.tags), known.ignored
+    direct, tags, ignored = cached.direct, dict(cached.tags), cached.ignored
     for row in rows:
         if row.type == DIRECT:
             direct = direct_rooms(row.content)
@@ -96,8 +100,8 @@ def _with(
         elif row.room_id is not None:
             tags[row.room_id] = tags_in(row.content)
     return PersonalData(
-        known.direct if direct == known.direct else direct,
-        known.tags if tags == known.tags else tags,
+        cached.direct if direct == cached.direct else direct,
+        cached.tags if tags == cached.tags else tags,
         ignored,
         position,
         time,

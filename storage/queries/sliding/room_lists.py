@@ -4,10 +4,11 @@ A process keeps the lists of the users who synced last. One statement reads a li
 From then on a request costs what has changed, however many rooms the user has:
 
 1. The rooms that were published here as changed since the list was made (list_changes.py). For a
-   new event in a room of the user that is the whole news: the position of the event is the new
+   new event in a room of the user that is the whole change: the position of the event is the new
    activity. A changed membership is read from the database.
-2. The rooms with commits in the snapshot that were not published here yet (`News.unseen`), and
-   those where state resolution changed the user's membership. They are read from the database.
+2. The rooms with commits in the snapshot that were not published here yet
+   (`ChangeSnapshot.unseen`), and those where state resolution changed the user's membership. They
+   are read from the database.
 
 So the list is exact for the snapshot of the request. A request with an older snapshot than the list
 reads the changed rooms in its own snapshot, and does not store the result.
@@ -30,7 +31,7 @@ from storage.queries.sliding.personal_data import NO_DATA, STREAM, PersonalData,
 from storage.queries.sliding.room_state import KNOCK, RoomFacts, RoomFactsCache, read_facts
 from storage.queries.sliding.types import ALL_ROOMS, SlidingFilter
 from storage.queries.sliding.user_rooms import (
-    BriefRoom,
+    CompactRoom,
     ListChanges,
     ListedRoom,
     RoomChange,
@@ -38,7 +39,7 @@ from storage.queries.sliding.user_rooms import (
     UserRooms,
 )
 from storage.queries.space_walk import children_of
-from storage.queries.sync.changed_rooms import News
+from storage.queries.sync.changed_rooms import ChangeSnapshot
 from storage.streams import VectorPosition
 from storage.streams.caches import Cache
 from storage.streams.feed import Feed
@@ -47,7 +48,7 @@ from storage.streams.feed import Feed
 # The cached lists of one user, and the caches that all lists share.
 
 LOG_MAX: Final = 100  # values of a user's rooms; an older filtered list is made again
-MOVED_MAX: Final = 100  # changed memberships of a user
+CHANGED_MEMBERSHIPS_MAX: Final = 100  # changed memberships of a user
 FILTERS_MAX: Final = 16  # of a user
 CONNECTIONS_MAX: Final = 4  # of a user, whose departed rooms are remembered
 
@@ -57,10 +58,10 @@ class Filtered(NamedTuple):
 
     rooms: UserRooms
     order: RoomOrder
-    known: FilterData
+    data: FilterData
 
 
-class Departed(NamedTuple):
+class LeftRooms(NamedTuple):
     """The rooms that a connection was sent and that the user left since, latest first.
 
     ``forgotten`` are those of them that the user has forgotten; ``rooms`` has the others.
@@ -75,17 +76,17 @@ class Departed(NamedTuple):
 class Entry:
     """The list of one user, and lists that are made of it.
 
-    ``moved`` are the rooms where the user's membership may have changed after ``moved_floor``, each
-    with the time.
+    ``changed_memberships`` are the rooms where the user's membership may have changed after
+    ``memberships_floor``, each with the time.
     ``log`` has the rooms that each value of ``rooms`` changed, with its serial.
     """
 
     __slots__ = (
-        "departed",
+        "changed_memberships",
         "filtered",
+        "left_rooms",
         "log",
-        "moved",
-        "moved_floor",
+        "memberships_floor",
         "personal",
         "rooms",
         "serials",
@@ -93,24 +94,28 @@ class Entry:
     )
 
     def __init__(self, time: int) -> None:
-        self.moved: dict[str, int] = {}
-        self.moved_floor: int = time
+        self.changed_memberships: dict[str, int] = {}
+        self.memberships_floor: int = time
         self.rooms: UserRooms | None = None
         self.personal: PersonalData | None = None
         self.filtered: OrderedDict[SlidingFilter, Filtered] = OrderedDict()
-        self.departed: OrderedDict[int, Departed] = OrderedDict()
+        self.left_rooms: OrderedDict[int, LeftRooms] = OrderedDict()
         self.log: deque[tuple[int, frozenset[int]]] = deque(maxlen=LOG_MAX)
         self.serials: int = 0
         self.weight: int = 1
 
-    def forget_moved(self, time: int) -> None:
+    def forget_changed_memberships(self, time: int) -> None:
         """Forget changes of memberships up to a time, if there are many. Only old snapshots differ.
 
         Such a snapshot reads all rooms.
         """
-        if len(self.moved) > MOVED_MAX:
-            self.moved = {one: moved for one, moved in self.moved.items() if moved > time}
-            self.moved_floor = time
+        if len(self.changed_memberships) > CHANGED_MEMBERSHIPS_MAX:
+            self.changed_memberships = {
+                room_id: changed_at
+                for room_id, changed_at in self.changed_memberships.items()
+                if changed_at > time
+            }
+            self.memberships_floor = time
 
     def begin(self, rooms: UserRooms) -> None:
         """Give the first serial after a read of all rooms. Lists that were made before are gone."""
@@ -125,48 +130,48 @@ class Entry:
         rooms.serial, rooms.base = self.serials, base
         self.log.append((rooms.serial, frozenset(touched)))
 
-    def touched_between(self, one: UserRooms, other: UserRooms) -> set[int] | None:
+    def touched_between(self, value: UserRooms, other: UserRooms) -> set[int] | None:
         """Return the rooms in which two values may differ. None: any room.
 
         Each is derived from a value on one line. So the changes after the earlier of these two
         values are enough.
         """
-        if one.serial == other.serial:
+        if value.serial == other.serial:
             return set()
-        after = min(one.base, other.base)
+        after = min(value.base, other.base)
         if not self.log or self.log[0][0] > after + 1:
             return None
         return {nid for serial, nids in self.log if serial > after for nid in nids}
 
-    def store_filtered(self, wanted: SlidingFilter, found: Filtered) -> None:
+    def store_filtered(self, filters: SlidingFilter, filtered: Filtered) -> None:
         """Keep a filtered list, if it is of the cached rooms."""
-        if found.rooms is self.rooms:
-            self.filtered[wanted] = found
-            self.filtered.move_to_end(wanted)
+        if filtered.rooms is self.rooms:
+            self.filtered[filters] = filtered
+            self.filtered.move_to_end(filters)
             if len(self.filtered) > FILTERS_MAX:
                 self.filtered.popitem(last=False)
 
-    def departed_of(self, rooms: UserRooms, sent: ClientRooms) -> Departed:
+    def left_rooms_of(self, rooms: UserRooms, sent: ClientRooms) -> LeftRooms:
         """Return the rooms that the connection was sent and that the user left since."""
-        order = rooms.departed
+        order = rooms.left_rooms
         if not len(order) or not len(sent):
-            return Departed(order, sent, (), ())
-        known = self.departed.get(id(sent))
-        if known is not None and known.sent is sent and known.order is order:
-            return known
+            return LeftRooms(order, sent, (), ())
+        cached = self.left_rooms.get(id(sent))
+        if cached is not None and cached.sent is sent and cached.order is order:
+            return cached
         nids = [nid for _, nid in order.since(-1)] if len(order) <= len(sent) else list(sent)
-        found = [
+        sent_rooms = [
             room
             for nid in nids
             if nid in sent and (room := rooms.get(nid)) is not None and not room.is_always_listed
         ]
-        found.sort(key=lambda room: room.key, reverse=True)
-        left = [room for room in found if not room.is_forgotten]
-        forgotten = [room for room in found if room.is_forgotten]
-        departed = self.departed[id(sent)] = Departed(order, sent, left, forgotten)
-        if len(self.departed) > CONNECTIONS_MAX:
-            self.departed.popitem(last=False)
-        return departed
+        sent_rooms.sort(key=lambda room: room.key, reverse=True)
+        left = [room for room in sent_rooms if not room.is_forgotten]
+        forgotten = [room for room in sent_rooms if room.is_forgotten]
+        left_rooms = self.left_rooms[id(sent)] = LeftRooms(order, sent, left, forgotten)
+        if len(self.left_rooms) > CONNECTIONS_MAX:
+            self.left_rooms.popitem(last=False)
+        return left_rooms
 
 
 class SharedCaches(NamedTuple):
@@ -181,12 +186,14 @@ class SharedCaches(NamedTuple):
     children: Cache[frozenset[str]]
     seen: Callable[[str], Mapping[str, int]]
 
-    def personal(self, user_id: UserId, entry: Entry, news: News) -> PersonalData | None:
+    def personal(
+        self, user_id: UserId, entry: Entry, snapshot: ChangeSnapshot
+    ) -> PersonalData | None:
         """Return the account data of a user, if the cached ones are right."""
         data = entry.personal
         if data is None:
             return None
-        is_right = data.is_right_for(user_id, news, self.changes, self.seen(STREAM))
+        is_right = data.is_right_for(user_id, snapshot, self.changes, self.seen(STREAM))
         return data if is_right else None
 
     def store_personal(self, entry: Entry, data: PersonalData) -> None:
@@ -195,12 +202,14 @@ class SharedCaches(NamedTuple):
         if is_later and data.time >= self.changes.account_data.floor:
             entry.personal = data
 
-    def store_children(self, children: Mapping[str, frozenset[str]], news: News) -> None:
+    def store_children(
+        self, children: Mapping[str, frozenset[str]], snapshot: ChangeSnapshot
+    ) -> None:
         """Keep the children of spaces that were read, unless they may have changed since."""
-        changed = self.facts.changed_since(news)
-        for space, found in children.items():
+        changed = self.facts.changed_since(snapshot)
+        for space, child_ids in children.items():
             if changed is not None and space not in changed:
-                self.children.fill(self.children.ticket(space), found)
+                self.children.fill(self.children.ticket(space), child_ids)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -241,13 +250,13 @@ class RoomList:
         user_id: UserId,
         entry: Entry,
         rooms: UserRooms,
-        news: News,
+        snapshot: ChangeSnapshot,
     ) -> None:
         self._shared = shared
         self._user_id = user_id
         self._entry = entry
         self._rooms = rooms
-        self._news = news
+        self._snapshot = snapshot
         # read in this snapshot, or found to be right for it
         self._personal: PersonalData | None = None
         self._children: dict[str, frozenset[str]] = {}
@@ -264,7 +273,7 @@ class RoomList:
 
     def joined(self) -> Iterator[RoomId]:
         """Yield the rooms that the user is in, in no order."""
-        return (RoomId(one[1]) for one in self._rooms.brief() if one[2] == JOIN)
+        return (RoomId(room[1]) for room in self._rooms.compact_rooms() if room[2] == JOIN)
 
     def changed_since(self, position: VectorPosition) -> Iterator[ListedRoom]:
         """Yield the rooms that may have events or a membership after a position, latest first."""
@@ -274,11 +283,11 @@ class RoomList:
         self, position: VectorPosition, sent: ClientRooms
     ) -> Iterator[tuple[ListedRoom, ClientRoom]]:
         """Yield the forgotten rooms of a connection, if it may not have their end yet."""
-        for room in self._entry.departed_of(self._rooms, sent).forgotten:
-            known = sent[room.room_nid]
-            upto = position.min if known.sent_upto is None else known.sent_upto
+        for room in self._entry.left_rooms_of(self._rooms, sent).forgotten:
+            client_room = sent[room.room_nid]
+            upto = position.min if client_room.sent_upto is None else client_room.sent_upto
             if room.activity > upto:
-                yield room, known
+                yield room, client_room
 
     async def window(
         self,
@@ -293,9 +302,9 @@ class RoomList:
         The indexes of a range are both included. ``sent`` are the rooms of the connection.
         ``ignored``: users whose invites are left out.
         """
-        while isinstance(found := self._window(filters, ranges, sent, ignored), Missing):
-            await self._read(conn, found)
-        return found
+        while isinstance(window := self._window(filters, ranges, sent, ignored), Missing):
+            await self._read(conn, window)
+        return window
 
     def cached_window(
         self,
@@ -305,8 +314,8 @@ class RoomList:
         ignored: Collection[str] = (),
     ) -> Window | None:
         """Return `window` without a statement. None: it takes one."""
-        found = self._window(filters, ranges, sent, ignored)
-        return None if isinstance(found, Missing) else found
+        window = self._window(filters, ranges, sent, ignored)
+        return None if isinstance(window, Missing) else window
 
     async def personal(self, conn: Connection) -> PersonalData:
         """Return the account data of the user."""
@@ -319,87 +328,87 @@ class RoomList:
     # Windows
 
     def _window(
-        self, wanted: SlidingFilter, ranges: Ranges, sent: ClientRooms, ignored: Collection[str]
+        self, filters: SlidingFilter, ranges: Ranges, sent: ClientRooms, ignored: Collection[str]
     ) -> Window | Missing:
-        departed = self._entry.departed_of(self._rooms, sent).rooms
-        if wanted == ALL_ROOMS:
+        left_rooms = self._entry.left_rooms_of(self._rooms, sent).rooms
+        if filters == ALL_ROOMS:
             listed = self._heard(self._rooms.listed, ignored)
-            return _within(self._rooms, listed, departed, ranges)
-        known = self._known(wanted)
-        found = known if isinstance(known, Missing) else self._order(wanted, known)
-        if isinstance(found, Missing):
-            return found
-        passed = self._passed(wanted, found.known, [room.brief for room in departed])
+            return _within(self._rooms, listed, left_rooms, ranges)
+        data = self._filter_data(filters)
+        filtered = data if isinstance(data, Missing) else self._order(filters, data)
+        if isinstance(filtered, Missing):
+            return filtered
+        passed = self._passed(filters, filtered.data, [room.compact for room in left_rooms])
         if isinstance(passed, Missing):
             return passed
-        nids = {one[0] for one in passed}
-        some = [room for room in departed if room.room_nid in nids]
-        return _within(self._rooms, self._heard(found.order, ignored), some, ranges)
+        nids = {room[0] for room in passed}
+        some = [room for room in left_rooms if room.room_nid in nids]
+        return _within(self._rooms, self._heard(filtered.order, ignored), some, ranges)
 
     def _heard(self, order: RoomOrder, ignored: Collection[str]) -> RoomOrder:
         """Return an order without the invites by some users."""
         hidden = self._rooms.invites_of(ignored) if ignored else ()
         return order.changed([room.key for room in hidden], ()) if hidden else order
 
-    def _order(self, wanted: SlidingFilter, known: FilterData) -> Filtered | Missing:
+    def _order(self, filters: SlidingFilter, data: FilterData) -> Filtered | Missing:
         """Return the listed rooms that pass, from the cached ones or from all rooms."""
-        done = self._filtered.get(wanted)
+        done = self._filtered.get(filters)
         if done is not None:
             return done
-        cached = self._entry.filtered.get(wanted)
+        cached = self._entry.filtered.get(filters)
         touched = cached and self._entry.touched_between(cached.rooms, self._rooms)
         if cached is None or touched is None:
-            order = self._whole_order(wanted, known)
+            order = self._whole_order(filters, data)
         else:
-            touched = touched.union(self._nids(known.differing(cached.known)))
-            order = self._changed_order(wanted, known, cached, touched)
+            touched = touched.union(self._nids(data.differing(cached.data)))
+            order = self._changed_order(filters, data, cached, touched)
         if isinstance(order, Missing):
             return order
-        found = self._filtered[wanted] = Filtered(self._rooms, order, known)
-        self._entry.store_filtered(wanted, found)
-        return found
+        filtered = self._filtered[filters] = Filtered(self._rooms, order, data)
+        self._entry.store_filtered(filters, filtered)
+        return filtered
 
-    def _whole_order(self, wanted: SlidingFilter, known: FilterData) -> RoomOrder | Missing:
-        listed = [one for one in self._rooms.brief() if one[4]]
-        passed = self._passed(wanted, known, listed)
+    def _whole_order(self, filters: SlidingFilter, data: FilterData) -> RoomOrder | Missing:
+        listed = [room for room in self._rooms.compact_rooms() if room[4]]
+        passed = self._passed(filters, data, listed)
         if isinstance(passed, Missing):
             return passed
-        return self._rooms.listed.only({one[0] for one in passed})
+        return self._rooms.listed.only({room[0] for room in passed})
 
     def _changed_order(
-        self, wanted: SlidingFilter, known: FilterData, cached: Filtered, touched: Collection[int]
+        self, filters: SlidingFilter, data: FilterData, cached: Filtered, touched: Collection[int]
     ) -> RoomOrder | Missing:
         if not touched:
             return cached.order
         before = [room for nid in touched if (room := cached.rooms.get(nid)) is not None]
         now = [room for nid in touched if (room := self._rooms.get(nid)) is not None]
-        listed = [room.brief for room in now if room.is_always_listed]
-        passed = self._passed(wanted, known, listed)
+        listed = [room.compact for room in now if room.is_always_listed]
+        passed = self._passed(filters, data, listed)
         if isinstance(passed, Missing):
             return passed
-        new = [(one[3], one[0]) for one in passed]
+        new = [(room[3], room[0]) for room in passed]
         return cached.order.changed([room.key for room in before], new)
 
     def _passed(
-        self, wanted: SlidingFilter, known: FilterData, rooms: Sequence[BriefRoom]
-    ) -> list[BriefRoom] | Missing:
+        self, filters: SlidingFilter, data: FilterData, rooms: Sequence[CompactRoom]
+    ) -> list[CompactRoom] | Missing:
         """Return the rooms that meet the conditions."""
-        names = wanted.room_name_like is not None
-        if needs_facts(wanted) and (lacking := self._without_facts(rooms, names=names)):
+        names = filters.room_name_like is not None
+        if needs_facts(filters) and (lacking := self._without_facts(rooms, names=names)):
             return Missing(rooms=lacking, names=names)
         cached, own = self._shared.facts.all(), self._facts
         return passing(
-            wanted, known, lambda room_id: own.get(room_id) or cached.get(room_id), rooms
+            filters, data, lambda room_id: own.get(room_id) or cached.get(room_id), rooms
         )
 
     # Data of the snapshot
 
-    def _known(self, wanted: SlidingFilter) -> FilterData | Missing:
+    def _filter_data(self, filters: SlidingFilter) -> FilterData | Missing:
         """Return the account data and the children of spaces that a filter looks at."""
-        personal = self._own_data() if needs_personal_data(wanted) else NO_DATA
+        personal = self._own_data() if needs_personal_data(filters) else NO_DATA
         spaces = [
             space
-            for space in wanted.spaces or ()
+            for space in filters.spaces or ()
             if (room := self.get(space)) is not None and room.membership == JOIN
         ]
         lacking = [space for space in spaces if not self._has_children(space)]
@@ -409,38 +418,38 @@ class RoomList:
 
     def _own_data(self) -> PersonalData | None:
         if self._personal is None:
-            self._personal = self._shared.personal(self._user_id, self._entry, self._news)
+            self._personal = self._shared.personal(self._user_id, self._entry, self._snapshot)
         return self._personal
 
     def _has_children(self, space: RoomId) -> bool:
         if space not in self._children and not self._is_wrong([space]):
-            found = self._shared.children.get(space)
-            if isinstance(found, frozenset):
-                self._children[space] = found
+            children = self._shared.children.get(space)
+            if isinstance(children, frozenset):
+                self._children[space] = children
         return space in self._children
 
-    def _without_facts(self, rooms: Sequence[BriefRoom], *, names: bool) -> list[int]:
+    def _without_facts(self, rooms: Sequence[CompactRoom], *, names: bool) -> list[int]:
         """Return the rooms without facts that are right in the snapshot."""
         own, cached = self._facts, self._shared.facts.all()
         wrong = self._is_wrong(cached)
         lacking = []
         for nid, room_id, membership, *_ in rooms:
-            found = own.get(room_id)
-            if found is None and membership >= KNOCK and room_id not in wrong:
-                found = cached.get(room_id)
-                if found is not None and not found.is_known:
-                    found = None
-            if found is None or (names and not found.has_name):
+            facts = own.get(room_id)
+            if facts is None and membership >= KNOCK and room_id not in wrong:
+                facts = cached.get(room_id)
+                if facts is not None and not facts.is_known:
+                    facts = None
+            if facts is None or (names and not facts.has_name):
                 lacking.append(nid)
         self._shared.facts.hits += len(rooms) - len(lacking)
         return lacking
 
     def _is_wrong(self, room_ids: Collection[str]) -> Collection[str]:
         """Return those of the rooms whose cached facts may be wrong in the snapshot, and others."""
-        changed = self._shared.facts.changed_since(self._news)
-        if changed is None or self._news.unseen is None:
+        changed = self._shared.facts.changed_since(self._snapshot)
+        if changed is None or self._snapshot.unseen is None:
             return room_ids
-        unseen = (self._rooms.get(nid) for nid in self._news.unseen)
+        unseen = (self._rooms.get(nid) for nid in self._snapshot.unseen)
         changed.update(room.room_id for room in unseen if room is not None)
         return changed if len(room_ids) > 1 else changed.intersection(room_ids)
 
@@ -451,18 +460,20 @@ class RoomList:
         if missing.spaces:
             children = await children_of(conn, missing.spaces)
             self._children |= {
-                space: frozenset(child.room_id for child in found)
-                for space, found in children.items()
+                space: frozenset(child.room_id for child in listed)
+                for space, listed in children.items()
             }
             wrong = self._is_wrong(missing.spaces)
             right = [space for space in children if space not in wrong]
-            self._shared.store_children({one: self._children[one] for one in right}, self._news)
+            self._shared.store_children(
+                {space: self._children[space] for space in right}, self._snapshot
+            )
         if missing.rooms:
             await self._read_facts(conn, missing)
 
     async def _read_personal(self, conn: Connection) -> PersonalData:
-        known = self._entry.personal or NO_DATA
-        self._personal = await read_personal_data(conn, self._user_id, known, self._news)
+        cached = self._entry.personal or NO_DATA
+        self._personal = await read_personal_data(conn, self._user_id, cached, self._snapshot)
         self._shared.store_personal(self._entry, self._personal)
         return self._personal
 
@@ -470,39 +481,41 @@ class RoomList:
         rooms = [room for nid in missing.rooms if (room := self._rooms.get(nid)) is not None]
         cached = self._shared.facts.all()
         wrong = self._is_wrong(cached)
-        known: dict[str, RoomFacts] = {
+        usable: dict[str, RoomFacts] = {
             room.room_id: cached[room.room_id]
             for room in rooms
             if room.room_id in cached and room.room_id not in wrong
         }
-        facts, own = await read_facts(conn, rooms, known, names=missing.names)
+        facts, own = await read_facts(conn, rooms, usable, names=missing.names)
         wrong = self._is_wrong(cached)
-        right = {room_id: one for room_id, one in facts.items() if room_id not in wrong}
-        self._shared.facts.add(right, self._news)
+        right = {
+            room_id: room_facts for room_id, room_facts in facts.items() if room_id not in wrong
+        }
+        self._shared.facts.add(right, self._snapshot)
         self._shared.facts.misses += len(missing.rooms)
-        self._facts |= known | facts | own
+        self._facts |= usable | facts | own
 
     def _nids(self, room_ids: Iterable[str]) -> set[int]:
-        return {nid for one in room_ids if (nid := self._rooms.nid(one)) is not None}
+        return {nid for room_id in room_ids if (nid := self._rooms.nid(room_id)) is not None}
 
 
 def _within(
-    rooms: UserRooms, order: RoomOrder, departed: Sequence[ListedRoom], ranges: Ranges
+    rooms: UserRooms, order: RoomOrder, left_rooms: Sequence[ListedRoom], ranges: Ranges
 ) -> Window:
     """Return the number of rooms, and those at the indexes of the ranges.
 
-    The ``departed`` rooms are not in the order. They have their places between the others.
+    The ``left_rooms`` rooms are not in the order. They have their places between the others.
     """
-    places = [order.ahead(*room.key) + at for at, room in enumerate(departed)]
-    count = len(order) + len(departed)
-    found: list[int] = []
+    indexes = [order.rooms_before(*room.key) + at for at, room in enumerate(left_rooms)]
+    count = len(order) + len(left_rooms)
+    nids: list[int] = []
     for first, last in _merged(((0, count - 1),) if ranges is None else ranges, count):
-        start, end = bisect_left(places, first), bisect_right(places, last)
+        start, end = bisect_left(indexes, first), bisect_right(indexes, last)
         part = list(order.between(first - start, last - end)) if last - end >= first - start else []
         for at in range(start, end):
-            part.insert(places[at] - first, departed[at].room_nid)
-        found += part
-    return count, [room for nid in found if (room := rooms.get(nid)) is not None]
+            part.insert(indexes[at] - first, left_rooms[at].room_nid)
+        nids += part
+    return count, [room for nid in nids if (room := rooms.get(nid)) is not None]
 
 
 def _merged(ranges: Iterable[tuple[int, int]], count: int) -> Iterator[tuple[int, int]]:
@@ -582,7 +595,7 @@ class Plan(NamedTuple):
     rooms whose facts may have changed.
     """
 
-    known: UserRooms
+    cached: UserRooms
     nids: set[int]
     room_ids: set[str]
     active: dict[int, int]
@@ -614,7 +627,7 @@ class RoomLists:
         self.misses: int = 0
         self.changes: ListChanges = ListChanges(changes_max, self._member, self._state)
         children: Cache[frozenset[str]] = Cache(
-            "space_children", facts_max, lambda one: 1 + len(one)
+            "space_children", facts_max, lambda child_ids: 1 + len(child_ids)
         )
         facts = RoomFactsCache(facts_max, self.changes)
         self.shared: SharedCaches = SharedCaches(self.changes, facts, children, seen)
@@ -632,7 +645,7 @@ class RoomLists:
             facts_max=sizes.room_lists,
             changes_max=sizes.rooms,
         )
-        feed.subscribe(lists.changes.told)
+        feed.subscribe(lists.changes.record_advance)
         return lists
 
     def __len__(self) -> int:
@@ -647,72 +660,80 @@ class RoomLists:
         """Forget everything, including reads in progress: the database was replaced."""
         self.changes.restart()
 
-    def cached(self, user_id: UserId, news: News) -> "RoomList | None":
+    def cached(self, user_id: UserId, snapshot: ChangeSnapshot) -> "RoomList | None":
         """Return `of` without a statement. None: it takes one."""
         entry = self._entries.get(user_id)
-        plan = None if entry is None or not news.is_resolved else self._plan(entry, news)
+        plan = None if entry is None or not snapshot.is_resolved else self._plan(entry, snapshot)
         if entry is None or plan is None or plan.is_read:
             return None
         self.hits += 1
-        return self._list(user_id, entry, self._advanced(user_id, entry, plan, (), news), news)
+        return self._list(
+            user_id, entry, self._advanced(user_id, entry, plan, (), snapshot), snapshot
+        )
 
-    async def of(self, conn: Connection, user_id: UserId, news: News) -> "RoomList":
-        """Return the list of a user in the snapshot of ``conn``, whose positions are ``news``."""
+    async def of(self, conn: Connection, user_id: UserId, snapshot: ChangeSnapshot) -> "RoomList":
+        """Return the list of a user in the snapshot of ``conn``."""
         entry = self._entry(user_id)
-        plan = self._plan(entry, news)
-        if plan is not None and not news.is_resolved:
+        plan = self._plan(entry, snapshot)
+        if plan is not None and not snapshot.is_resolved:
             plan = await self._with_resolved(conn, user_id, plan)
         self.hits += plan is not None
         self.misses += plan is None
         if plan is None:
-            rooms = await self._whole(conn, user_id, entry, news)
+            rooms = await self._whole(conn, user_id, entry, snapshot)
         else:
             read = await self._some(conn, user_id, plan) if plan.is_read else ()
-            rooms = self._advanced(user_id, entry, plan, read, news)
-        return self._list(user_id, entry, rooms, news)
+            rooms = self._advanced(user_id, entry, plan, read, snapshot)
+        return self._list(user_id, entry, rooms, snapshot)
 
-    def _list(self, user_id: UserId, entry: Entry, rooms: UserRooms, news: News) -> "RoomList":
-        return RoomList(self.shared, user_id, entry, rooms, news)
+    def _list(
+        self, user_id: UserId, entry: Entry, rooms: UserRooms, snapshot: ChangeSnapshot
+    ) -> "RoomList":
+        return RoomList(self.shared, user_id, entry, rooms, snapshot)
 
     # The steps of a request
 
-    def _plan(self, entry: Entry, news: News) -> Plan | None:
+    def _plan(self, entry: Entry, snapshot: ChangeSnapshot) -> Plan | None:
         """Return what to do with the cached value. None: read all rooms."""
-        known = entry.rooms
-        if known is None or news.unseen is None:
+        cached = entry.rooms
+        if cached is None or snapshot.unseen is None:
             return None
-        since = min(known.time, news.time)
-        if since < max(self.changes.rooms.floor, entry.moved_floor):
+        since = min(cached.time, snapshot.time)
+        if since < max(self.changes.rooms.floor, entry.memberships_floor):
             return None
         plan = Plan(
-            known, set(known.unseen | news.unseen), set(), {}, set(known.unseen | news.unseen)
+            cached,
+            set(cached.unseen | snapshot.unseen),
+            set(),
+            {},
+            set(cached.unseen | snapshot.unseen),
         )
-        for room_id, time in entry.moved.items():
+        for room_id, time in entry.changed_memberships.items():
             if time > since:
-                nid = known.nid(room_id)
+                nid = cached.nid(room_id)
                 plan.room_ids.add(room_id) if nid is None else plan.nids.add(nid)
-        is_later = news.time >= known.time
-        for change in self._changes_of(known, since):
-            nid = known.nid(change.room_id)
-            room = None if nid is None or nid in plan.nids else known.get(nid)
+        is_later = snapshot.time >= cached.time
+        for change in self._changes_of(cached, since):
+            nid = cached.nid(change.room_id)
+            room = None if nid is None or nid in plan.nids else cached.get(nid)
             if room is None or room.membership != JOIN:
                 continue
-            if change.activity is None or change.time > news.time or not is_later:
+            if change.activity is None or change.time > snapshot.time or not is_later:
                 plan.nids.add(room.room_nid)
             else:
                 plan.active[room.room_nid] = max(room.activity, change.activity)
         for room_id in self.changes.facts.since(since):
-            if (nid := known.nid(room_id)) is not None:
+            if (nid := cached.nid(room_id)) is not None:
                 plan.facts.add(nid)
         return plan
 
-    def _changes_of(self, known: UserRooms, since: int) -> Iterator[RoomChange]:
+    def _changes_of(self, cached: UserRooms, since: int) -> Iterator[RoomChange]:
         """Yield the changes of the user's rooms; also of other rooms where these are few."""
-        changes, limit = self.changes.rooms, len(known) + 100
-        found = list(islice(changes.since(since), limit))
-        if len(found) < limit:
-            return iter(found)
-        ids = (room_id for _, room_id, *_ in known.brief())
+        changes, limit = self.changes.rooms, len(cached) + 100
+        recent = list(islice(changes.since(since), limit))
+        if len(recent) < limit:
+            return iter(recent)
+        ids = (room_id for _, room_id, *_ in cached.compact_rooms())
         return changes.among(ids, since)
 
     async def _with_resolved(self, conn: Connection, user_id: UserId, plan: Plan) -> Plan | None:
@@ -723,7 +744,7 @@ class RoomLists:
         if any(row.is_everything for row in rows):
             return None
         for row in rows:
-            nid = plan.known.nid(row.room_id or "")
+            nid = plan.cached.nid(row.room_id or "")
             plan.room_ids.add(row.room_id or "") if nid is None else plan.nids.add(nid)
         return plan
 
@@ -737,38 +758,39 @@ class RoomLists:
         entry: Entry,
         plan: Plan,
         read: Sequence[ListedRoom],
-        news: News,
+        snapshot: ChangeSnapshot,
     ) -> UserRooms:
         """Return the value for the snapshot. Store it if that is not older than the cached one."""
-        known = plan.known
+        cached = plan.cached
         rooms: dict[int, ListedRoom | None] = {
-            nid: None for nid in plan.nids if known.get(nid) is not None
+            nid: None for nid in plan.nids if cached.get(nid) is not None
         }
         for nid, activity in plan.active.items():
-            room = known.get(nid)
+            room = cached.get(nid)
             if nid not in plan.nids and room is not None:
                 rooms[nid] = room._replace(activity=activity)
         rooms.update((room.room_nid, room) for room in read)
-        changed = {nid: room for nid, room in rooms.items() if room != known.get(nid)}
-        touched = changed.keys() | {nid for nid in plan.facts if known.get(nid) is not None}
-        result = known.changed(changed, news.time, news.unseen or frozenset())
+        changed = {nid: room for nid, room in rooms.items() if room != cached.get(nid)}
+        touched = changed.keys() | {nid for nid in plan.facts if cached.get(nid) is not None}
+        result = cached.changed(changed, snapshot.time, snapshot.unseen or frozenset())
         if touched:
-            entry.number(result, known.serial, touched)
-        if entry.rooms is known and news.time >= max(known.time, self.changes.rooms.floor):
+            entry.number(result, cached.serial, touched)
+        if entry.rooms is cached and snapshot.time >= max(cached.time, self.changes.rooms.floor):
             self._store(user_id, entry, result)
         return result
 
     async def _whole(
-        self, conn: Connection, user_id: UserId, entry: Entry, news: News
+        self, conn: Connection, user_id: UserId, entry: Entry, snapshot: ChangeSnapshot
     ) -> UserRooms:
         """Return the value for the snapshot by a read of all rooms."""
         before = entry.rooms
         rooms = UserRooms(await conn.records(SQL_ROOMS, user_id, row=ListedRoom))
-        rooms.time, rooms.unseen = news.time, news.unseen or frozenset()
+        rooms.time, rooms.unseen = snapshot.time, snapshot.unseen or frozenset()
         if (
-            news.unseen is not None
+            snapshot.unseen is not None
             and entry.rooms is before
-            and news.time >= max(0 if before is None else before.time, self.changes.rooms.floor, 1)
+            and snapshot.time
+            >= max(0 if before is None else before.time, self.changes.rooms.floor, 1)
         ):
             entry.begin(rooms)
             self._store(user_id, entry, rooms)
@@ -794,7 +816,7 @@ class RoomLists:
         if self._entries.get(user_id) is not entry:
             return
         entry.rooms = rooms
-        entry.forget_moved(rooms.time)
+        entry.forget_changed_memberships(rooms.time)
         self._weight += 1 + len(rooms) - entry.weight
         entry.weight = 1 + len(rooms)
         self._evict()
@@ -806,7 +828,7 @@ class RoomLists:
     def _member(self, user_id: str, room_id: str) -> None:
         """Note that the membership of a user may have changed."""
         if (entry := self._entries.get(user_id)) is not None:
-            entry.moved[room_id] = self.changes.clock
+            entry.changed_memberships[room_id] = self.changes.clock
 
     def _state(self, room_id: str | None) -> None:
         """Drop the facts of a room that may have changed; or everything."""

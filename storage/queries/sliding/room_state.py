@@ -23,7 +23,7 @@ from storage.queries.events import StoredEvent, event_of_room
 from storage.queries.sliding.checks import LAZY
 from storage.queries.sliding.types import ANY, ME
 from storage.queries.sliding.user_rooms import ListChanges, ListedRoom
-from storage.queries.sync.changed_rooms import News
+from storage.queries.sync.changed_rooms import ChangeSnapshot
 from storage.queries.sync.state import (
     EVENT,
     EVENT_END,
@@ -187,70 +187,70 @@ class RoomFactsCache:
         else:
             self._facts.pop(room_id, None)
 
-    def changed_since(self, news: News) -> set[str] | None:
-        """Return the rooms whose facts changed after these news. None: any can have changed."""
+    def changed_since(self, snapshot: ChangeSnapshot) -> set[str] | None:
+        """Return the rooms whose facts changed after the snapshot. None: any can have changed."""
         changes = self._changes.facts
-        return None if news.time < changes.floor else set(changes.since(news.time))
+        return None if snapshot.time < changes.floor else set(changes.since(snapshot.time))
 
     def all(self) -> Mapping[str, RoomFacts]:
         return self._facts
 
-    def add(self, facts: Mapping[str, RoomFacts], news: News) -> None:
-        """Store facts that were read in the snapshot of these news, but for those changed since."""
-        changed = self.changed_since(news)
+    def add(self, facts: Mapping[str, RoomFacts], snapshot: ChangeSnapshot) -> None:
+        """Store facts that were read in this snapshot, but for those changed since."""
+        changed = self.changed_since(snapshot)
         if changed is None:
             return
         self._facts.update(
-            (room_id, one) for room_id, one in facts.items() if room_id not in changed
+            (room_id, room_facts) for room_id, room_facts in facts.items() if room_id not in changed
         )
         while len(self._facts) > self.limit:
             del self._facts[next(iter(self._facts))]
 
 
 async def read_facts(
-    conn: Connection, rooms: Sequence[ListedRoom], known: Mapping[str, RoomFacts], *, names: bool
+    conn: Connection, rooms: Sequence[ListedRoom], cached: Mapping[str, RoomFacts], *, names: bool
 ) -> tuple[dict[str, RoomFacts], dict[str, RoomFacts]]:
     """Return the facts of current states, and the facts that are the user's own, by room id.
 
-    ``known`` are facts that were read before. ``names``: also the names.
+    ``cached`` are facts that were read before. ``names``: also the names.
     """
     present = [room for room in rooms if room.membership >= KNOCK]
-    lacking = [room for room in present if room.room_id not in known]
+    lacking = [room for room in present if room.room_id not in cached]
     facts = await _present(conn, lacking) if lacking else {}
-    known = {room.room_id: known.get(room.room_id) or facts[room.room_id] for room in present}
-    shown = [room for room in present if not known[room.room_id].is_known]
+    cached = {room.room_id: cached.get(room.room_id) or facts[room.room_id] for room in present}
+    shown = [room for room in present if not cached[room.room_id].is_known]
     past = [room for room in rooms if room.membership < KNOCK]
     own = await _own(conn, past, shown) if shown or past else {}
     if names and len(shown) < len(present):
-        facts.update(await _with_names(conn, present, known))
+        facts.update(await _with_names(conn, present, cached))
     return facts, own
 
 
 async def _present(conn: Connection, rooms: Sequence[ListedRoom]) -> dict[str, RoomFacts]:
     """Return the types and encryption of the current states."""
     id_of = {room.room_nid: room.room_id for room in rooms}
-    found: dict[str, RoomFacts] = {}
+    by_room: dict[str, RoomFacts] = {}
     async for row in in_turns(await conn.fetch(SQL_FACTS, list(id_of), row=FactsRow)):
         room_type = None
         if row.json is not None:
             event = _event(id_of[row.room_nids[0]], row)
             room_type = text_in(event.content, "type")
         facts = RoomFacts(room_type, row.is_encrypted, is_known=row.is_known)
-        found.update((id_of[nid], facts) for nid in row.room_nids)
-    return found
+        by_room.update((id_of[nid], facts) for nid in row.room_nids)
+    return by_room
 
 
 async def _with_names(
-    conn: Connection, rooms: Sequence[ListedRoom], known: Mapping[str, RoomFacts]
+    conn: Connection, rooms: Sequence[ListedRoom], cached: Mapping[str, RoomFacts]
 ) -> dict[str, RoomFacts]:
-    id_of = {room.room_nid: room.room_id for room in rooms if known[room.room_id].is_known}
+    id_of = {room.room_nid: room.room_id for room in rooms if cached[room.room_id].is_known}
     rows = await conn.fetch(SQL_NAMES, list(id_of), row=RoomNameRow)
     names = {
         row.room_nid: text_in(_event(id_of[row.room_nid], row).content, "name")
         async for row in in_turns(rows)
     }
     return {
-        room_id: known[room_id]._replace(name=names.get(nid), has_name=True)
+        room_id: cached[room_id]._replace(name=names.get(nid), has_name=True)
         for nid, room_id in id_of.items()
     }
 
@@ -266,7 +266,7 @@ async def _own(
         [room.member_nid for room in shown],
         row=FactThenRow,
     )
-    found: dict[str, RoomFacts] = {
+    by_room: dict[str, RoomFacts] = {
         room.room_id: RoomFacts(has_name=True, is_known=False) for room in (*past, *shown)
     }
     id_of = {room.room_nid: room.room_id for room in (*past, *shown)}
@@ -275,9 +275,12 @@ async def _own(
         states = {(event.type, event.state_key): event.content}
         if row.state_key_nid == 0:
             brought = stripped((), event, orjson.loads(row.stripped_state or "[]"))
-            states = {(one["type"], one["state_key"]): one["content"] for one in brought}
-        found[event.room_id] = _with_states(found[event.room_id], states)
-    return found
+            states = {
+                (stripped["type"], stripped["state_key"]): stripped["content"]
+                for stripped in brought
+            }
+        by_room[event.room_id] = _with_states(by_room[event.room_id], states)
+    return by_room
 
 
 def _with_states(facts: RoomFacts, states: Mapping[Any, Mapping[str, Any]]) -> RoomFacts:
@@ -336,50 +339,50 @@ class Required(NamedTuple):
         """Return whether an excluded pair matches this type and state key."""
         kind, key = state_key
         return any(
-            one in (ANY, kind) and (user_id if other == ME else other) in (ANY, key)
-            for one, other in self.excluded
+            excluded_type in (ANY, kind) and (user_id if other == ME else other) in (ANY, key)
+            for excluded_type, other in self.excluded
         )
 
 
 NOTHING: Final = Required()
 
 
-def beyond(required: Required, known: Required) -> Pairs:
-    """Return the included pairs that may match state which ``known`` does not have.
+def beyond(required: Required, sent: Required) -> Pairs:
+    """Return the included pairs that may match state which ``sent`` does not have.
 
     State that was excluded may be in it with other state that matches the same pair.
     """
-    if required == known:
+    if required == sent:
         return NO_PAIRS
-    old = known.explicit
-    lifted = known.excluded - required.excluded
+    old = sent.explicit
+    lifted = sent.excluded - required.excluded
     return frozenset(
         pair
         for pair in required.explicit
         if pair != LAZY_MEMBERS
-        and (not _is_in(pair, old) or any(_overlap(pair, one) for one in lifted))
+        and (not _is_in(pair, old) or any(_overlap(pair, lifted_pair) for lifted_pair in lifted))
     )
 
 
-def _overlap(one: StateKey, other: StateKey) -> bool:
+def _overlap(first: StateKey, other: StateKey) -> bool:
     """Return whether two pairs may match the same state. ``$ME`` may be any state key."""
     return all(
         mine == its or ANY in (mine, its) or ME in (mine, its)
-        for mine, its in zip(one, other, strict=True)
+        for mine, its in zip(first, other, strict=True)
     )
 
 
-def _is_in(pair: StateKey, known: Pairs) -> bool:
-    """Return whether ``known`` matches all that the pair matches."""
+def _is_in(pair: StateKey, pairs: Pairs) -> bool:
+    """Return whether ``pairs`` matches all that the pair matches."""
     kind, key = pair
-    if pair in known:
+    if pair in pairs:
         return True
     if kind == ANY:  # members as well, unless the key is a wildcard too
-        members = ALL_MEMBERS in known or (MEMBER, key) in known
-        return key != ANY and EVERYTHING in known and members
-    if (kind, ANY) in known or (key != ANY and (ANY, key) in known):
+        members = ALL_MEMBERS in pairs or (MEMBER, key) in pairs
+        return key != ANY and EVERYTHING in pairs and members
+    if (kind, ANY) in pairs or (key != ANY and (ANY, key) in pairs):
         return True
-    return EVERYTHING in known and kind != MEMBER
+    return EVERYTHING in pairs and kind != MEMBER
 
 
 class Pattern(NamedTuple):
@@ -399,8 +402,8 @@ class Patterns:
 
     def number(self, pairs: Pairs) -> int | None:
         """Return the number of a set as `Required.explicit` returns it. None for an empty one."""
-        wanted = pairs - {LAZY_MEMBERS}
-        return self._numbers.setdefault(wanted, len(self._numbers)) if wanted else None
+        explicit = pairs - {LAZY_MEMBERS}
+        return self._numbers.setdefault(explicit, len(self._numbers)) if explicit else None
 
     def columns(self) -> tuple[list[int], list[str | None], list[str | None]]:
         """Return the patterns of all sets: their numbers, types and state keys."""
@@ -430,8 +433,8 @@ def printed(required: Required) -> str:
 
 def read(text: str) -> Required:
     """Return the set of a text of `printed`."""
-    found = orjson.loads(text)
-    parts = found if isinstance(found, dict) else {"include": found, "exclude": ()}
+    value = orjson.loads(text)
+    parts = value if isinstance(value, dict) else {"include": value, "exclude": ()}
     return Required(*(frozenset((kind, key) for kind, key in part) for part in parts.values()))
 
 
@@ -441,15 +444,15 @@ def union(sets: Iterable[Required]) -> Required:
     ``$LAZY`` of one set takes no members away from the wildcard of another. A pair stays excluded
     if no other set includes state that it matches, or if that set excludes it as well.
     """
-    found = list(dict.fromkeys(sets))
-    if len(found) == 1:
-        return found[0]
-    included = NO_PAIRS.union(*(one.explicit for one in found))
+    distinct = list(dict.fromkeys(sets))
+    if len(distinct) == 1:
+        return distinct[0]
+    included = NO_PAIRS.union(*(required.explicit for required in distinct))
     excluded = (
         pair
-        for one in found
-        for pair in one.excluded
-        if not any(_includes(other, pair) for other in found)
+        for required in distinct
+        for pair in required.excluded
+        if not any(_includes(other, pair) for other in distinct)
     )
     return Required(included, frozenset(excluded))
 
@@ -457,7 +460,7 @@ def union(sets: Iterable[Required]) -> Required:
 def _includes(required: Required, pair: StateKey) -> bool:
     """Return whether the set may match state that the pair matches."""
     return pair not in required.excluded and any(
-        _overlap(pair, one) for one in required.explicit if one != LAZY_MEMBERS
+        _overlap(pair, included) for included in required.explicit if included != LAZY_MEMBERS
     )
 
 
@@ -699,26 +702,26 @@ async def sliding_states(
 
     ``members``: pairs of a room nid and a user whose membership is read. `StorageCorrupt`.
     """
-    rooms = (*(one.room for one in requested), *(one.room for one in shown))
-    found = {room.room_nid: SlidingState(room) for room in rooms}
-    if not found:
-        return found
+    rooms = (*(request.room for request in requested), *(request.room for request in shown))
+    states = {room.room_nid: SlidingState(room) for room in rooms}
+    if not states:
+        return states
     pairs = list(members)
     rows = await conn.records(
         SQL_SLIDING_STATE,
-        [one.room.room_nid for one in requested],
-        *([one[at] for one in requested] for at in range(1, len(RequiredRequest._fields))),
+        [request.room.room_nid for request in requested],
+        *([request[at] for request in requested] for at in range(1, len(RequiredRequest._fields))),
         [room_nid for room_nid, _ in pairs],
         [user for _, user in pairs],
         *patterns.columns(),
         user_id,
-        [one.room.room_nid for one in shown],
-        [one.member_nid for one in shown],
+        [request.room.room_nid for request in shown],
+        [request.member_nid for request in shown],
         row=StateRow,
     )
     async for row in in_turns(rows):
-        _add(found[row[1]], StateRow._make(row))
-    return found
+        _add(states[row[1]], StateRow._make(row))
+    return states
 
 
 def _add(state: SlidingState, row: StateRow) -> None:

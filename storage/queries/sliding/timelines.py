@@ -21,8 +21,8 @@ from storage.database.names import INVITE, JOIN, MEMBERSHIP_NAMES, MEMBERSHIPS
 from storage.database.placeholders import fill
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent
-from storage.queries.sliding.choice import Choice, Reason, WantedRoom
 from storage.queries.sliding.connection import ClientRoom
+from storage.queries.sliding.request_context import RequestContext
 from storage.queries.sliding.room_state import (
     ALL_MEMBERS,
     LAZY_MEMBERS,
@@ -36,9 +36,9 @@ from storage.queries.sliding.room_state import (
     beyond,
     sliding_states,
 )
-from storage.queries.sliding.situation import Situation
+from storage.queries.sliding.selection import RequestedRoom, Selection, WhyIncluded
 from storage.queries.sliding.types import Hero, SlidingRoom
-from storage.queries.sync.response import BESIDE_TIMELINE
+from storage.queries.sync.response import SYNC_CURSOR_TOPOLOGICAL
 from storage.queries.sync.rooms import (
     PART_EVENT,
     PART_LIVE,
@@ -360,9 +360,9 @@ def _timeline(record: Sequence[Any]) -> SlidingTimeline:
 class ReadRoom:
     """A chosen room, with what was read of it."""
 
-    wanted: WantedRoom
-    reason: Reason
-    known: ClientRoom | None
+    requested: RequestedRoom
+    why_included: WhyIncluded
+    client_room: ClientRoom | None
     timeline: SlidingTimeline
 
     @property
@@ -373,29 +373,29 @@ class ReadRoom:
 
     @property
     def is_inside(self) -> bool:
-        return self.wanted.is_inside
+        return self.requested.is_inside
 
     @property
     def is_new(self) -> bool:
         """Return whether the client does not have the room."""
-        return self.timeline.row.whole if self.is_inside else self.reason.is_new
+        return self.timeline.row.whole if self.is_inside else self.why_included.is_new
 
     @property
     def events(self) -> list[StoredEvent]:
         """Return the timeline, oldest first."""
-        limit = self.wanted.timeline_limit
+        limit = self.requested.timeline_limit
         return self.timeline.events[-limit:] if limit else []
 
     @property
     def limited(self) -> bool:
         """Return whether there may be more events before the timeline."""
-        return self.timeline.cut or len(self.timeline.events) > self.wanted.timeline_limit
+        return self.timeline.cut or len(self.timeline.events) > self.requested.timeline_limit
 
     @property
     def has_gap(self) -> bool:
         """Return whether there may be events that the client does not have before these."""
         events = self.events
-        if not self.reason.expands or self.is_new:
+        if not self.why_included.expands or self.is_new:
             return self.limited
         return self.limited and (
             not events or (events[0].stream_ordering or 0) > self.timeline.row.lower
@@ -415,13 +415,13 @@ class ReadRoom:
     @property
     def is_shown_outside(self) -> bool:
         """Return whether a room that the user is not in has anything new."""
-        return self.is_new or self.is_member_changed or self.reason.is_direct_changed
+        return self.is_new or self.is_member_changed or self.why_included.is_direct_changed
 
     @property
     def is_member_changed(self) -> bool:
         """Return whether the membership of the user is new to the client."""
         row = self.timeline.row
-        upto = self.known.sent_upto if self.known is not None else 0
+        upto = self.client_room.sent_upto if self.client_room is not None else 0
         return row.member_ordering > (row.reached if upto is None else upto)
 
 
@@ -444,31 +444,37 @@ def show_inside(
     ``is_first``: the connection is new, so no event is live.
     """
     row, events = room.timeline.row, room.events
-    found = state or SlidingState(room.room)
+    room_state = state or SlidingState(room.room)
     is_new = room.is_new
-    changed = dict(_summary(found, is_new=is_new))
-    if is_direct if is_new or room.known is None else is_direct != room.known.is_direct:
+    changed = dict(_summary(room_state, is_new=is_new))
+    if is_direct if is_new or room.client_room is None else is_direct != room.client_room.is_direct:
         changed["is_dm"] = is_direct
-    if found.counts is not None:
-        changed["joined_count"], changed["invited_count"] = found.counts
-    shows_timeline = is_new or room.reason.expands or bool(events) or room.limited
-    if not (shows_timeline or changed or found.required or found.removed or room.is_member_changed):
+    if room_state.counts is not None:
+        changed["joined_count"], changed["invited_count"] = room_state.counts
+    shows_timeline = is_new or room.why_included.expands or bool(events) or room.limited
+    if not (
+        shows_timeline
+        or changed
+        or room_state.required
+        or room_state.removed
+        or room.is_member_changed
+    ):
         return None
     start = (events[0].stream_ordering or 0) - 1 if events else _end(room)
     live = [event for event in events if (event.stream_ordering or 0) > row.reached]
     return SlidingRoom(
         membership=MEMBERSHIP_NAMES.get(row.membership, "leave"),
         initial=is_new,
-        required_state=found.required,
-        removed_state=found.removed,
+        required_state=room_state.required,
+        removed_state=room_state.removed,
         timeline=events,
-        prev_batch=PaginationToken(BESIDE_TIMELINE, 0, live=start).print(deployment),
+        prev_batch=PaginationToken(SYNC_CURSOR_TOPOLOGICAL, 0, live=start).print(deployment),
         limited=room.limited,
         expanded_timeline=not is_new
         and any((event.stream_ordering or 0) <= row.lower for event in events),
         num_live=0 if is_first else len(live),
         bump_stamp=_bump(room),
-        lists=room.wanted.lists,
+        lists=room.requested.lists,
         changed=frozenset("counts" if name.endswith("_count") else name for name in changed),
         **changed,
     )
@@ -479,7 +485,7 @@ def _end(room: ReadRoom) -> int:
     row = room.timeline.row
     if row.membership != JOIN:
         return row.member_ordering
-    return max(room.wanted.listed.activity, row.lower)
+    return max(room.requested.listed.activity, row.lower)
 
 
 def _bump(room: ReadRoom) -> int:
@@ -527,17 +533,17 @@ def show_outside(
     if row.membership == INVITE and state.own is not None and state.own.sender in ignored:
         return None
     shown = state.shown if row.membership in (INVITE, KNOCK) else []
-    was_joined = room.wanted.listed.is_forgotten and room.wanted.listed.was_joined
+    was_joined = room.requested.listed.is_forgotten and room.requested.listed.was_joined
     return SlidingRoom(
         membership=MEMBERSHIP_NAMES.get(row.membership, "leave"),
         initial=True,
-        is_dm=is_direct if is_direct or room.reason.is_direct_changed else None,
+        is_dm=is_direct if is_direct or room.why_included.is_direct_changed else None,
         required_state=[state.own] if was_joined and state.own is not None else (),
         removed_state=state.removed,
         bump_stamp=row.member_ordering,
         stripped_state=None if was_joined else stripped(shown, state.own, state.brought) or None,
-        lists=room.wanted.lists,
-        changed=frozenset({"is_dm"} if is_direct or room.reason.is_direct_changed else ()),
+        lists=room.requested.lists,
+        changed=frozenset({"is_dm"} if is_direct or room.why_included.is_direct_changed else ()),
     )
 
 
@@ -559,44 +565,52 @@ class ReadRooms:
     """The rooms that the client did not have."""
 
 
-async def read_rooms(conn: Connection, situation: Situation, choice: Choice) -> ReadRooms:
+async def read_rooms(conn: Connection, context: RequestContext, selection: Selection) -> ReadRooms:
     """Return the chosen rooms, by two statements."""
-    request, sent, since = situation.request, situation.sent, situation.since
-    asked = [one async for one in in_turns(_timeline_requests(situation, choice))]
-    found = {}
-    if asked:
+    request, sent, since = context.request, context.sent, context.since
+    timeline_requests = [
+        timeline_request
+        async for timeline_request in in_turns(_timeline_requests(context, selection))
+    ]
+    by_room = {}
+    if timeline_requests:
         rows_max = max(request.rows_max, 2)
-        found = await timelines(
-            conn, request.user_id, asked, since, ignored=request.ignored or (), rows_max=rows_max
+        by_room = await timelines(
+            conn,
+            request.user_id,
+            timeline_requests,
+            since,
+            ignored=request.ignored or (),
+            rows_max=rows_max,
         )
     rooms = [
-        ReadRoom(choice.wanted[nid], reason, sent.get(nid), found[nid])
-        async for nid, reason in in_turns(choice.reasons.items())
-        if nid in found
+        ReadRoom(selection.rooms[nid], why, sent.get(nid), by_room[nid])
+        async for nid, why in in_turns(selection.why_included.items())
+        if nid in by_room
     ]
     states = await _states(conn, request.user_id, rooms)
     result = ReadRooms()
     async for room in in_turns(rooms):
-        _add(result, situation, room, states.get(room.room.room_nid))
-    for listed in choice.left_behind:
-        position = found[listed.room_nid].row.reached if listed.room_nid in found else None
+        _add(result, context, room, states.get(room.room.room_nid))
+    for listed in selection.outside_windows:
+        position = by_room[listed.room_nid].row.reached if listed.room_nid in by_room else None
         upto = (0 if since is None else since.furthest()) if position is None else position
         if listed.activity > upto:
             result.changes[listed.room_nid] = sent[listed.room_nid]._replace(sent_upto=upto)
     return result
 
 
-def _timeline_requests(situation: Situation, choice: Choice) -> Iterator[TimelineRequest]:
+def _timeline_requests(context: RequestContext, selection: Selection) -> Iterator[TimelineRequest]:
     """Yield the chosen rooms; of rooms left behind the position, where the token has several."""
-    for nid, reason in choice.reasons.items():
-        room, known = choice.wanted[nid], situation.sent.get(nid)
-        upto = None if known is None else known.sent_upto
-        expands = reason.expands and not reason.is_new
+    for nid, why in selection.why_included.items():
+        room, client_room = selection.rooms[nid], context.sent.get(nid)
+        upto = None if client_room is None else client_room.sent_upto
+        expands = why.expands and not why.is_new
         limit = room.timeline_limit
-        yield TimelineRequest(nid, upto, room.is_inside, reason.is_new, expands, limit)
-    since = situation.since
+        yield TimelineRequest(nid, upto, room.is_inside, why.is_new, expands, limit)
+    since = context.since
     if since is not None and since.min < since.furthest():
-        for listed in choice.left_behind:
+        for listed in selection.outside_windows:
             yield TimelineRequest(
                 listed.room_nid,
                 None,
@@ -615,9 +629,11 @@ class _Difference(NamedTuple):
 
 
 def _difference(room: ReadRoom) -> _Difference:
-    if room.known is None or room.is_new:
+    if room.client_room is None or room.is_new:
         return _Difference(NO_PAIRS, NO_PAIRS)
-    return _Difference(room.reason.grown, beyond(room.known.required, room.wanted.required))
+    return _Difference(
+        room.why_included.grown, beyond(room.client_room.required, room.requested.required)
+    )
 
 
 async def _states(
@@ -629,25 +645,25 @@ async def _states(
     async for room in in_turns(rooms):
         if not room.is_inside or not room.timeline.row.is_state_shown:
             continue
-        lazy = LAZY_MEMBERS in room.wanted.required.included
-        found = list(_members(room)) if lazy else []
+        lazy = LAZY_MEMBERS in room.requested.required.included
+        lazy_members = list(_members(room)) if lazy else []
         grown, dropped = _difference(room)
         has_changed = room.timeline.row.has_state or room.has_own_state
-        if room.is_new or has_changed or grown or found:
+        if room.is_new or has_changed or grown or lazy_members:
             requested.append(_state_request(room, patterns, grown, dropped))
-            members.extend(found)
+            members.extend(lazy_members)
     outside = [
         SyncedUser(room.room, room.timeline.row.member_nid)
         async for room in in_turns(rooms)
         if not room.is_inside and room.is_shown_outside and room.timeline.row.member_nid
     ]
-    found_states = await sliding_states(
+    room_states = await sliding_states(
         conn, user_id, requested, members=members, patterns=patterns, shown=outside
     )
     async for room in in_turns(rooms):
-        if room.wanted.required.excluded and (state := found_states.get(room.room.room_nid)):
+        if room.requested.required.excluded and (state := room_states.get(room.room.room_nid)):
             _exclude(room, state, user_id)
-    return found_states
+    return room_states
 
 
 def _exclude(room: ReadRoom, state: SlidingState, user_id: UserId) -> None:
@@ -655,15 +671,15 @@ def _exclude(room: ReadRoom, state: SlidingState, user_id: UserId) -> None:
 
     Removed keys stay: the client may have them from before it excluded them.
     """
-    wanted = room.wanted.required
-    lazy = LAZY_MEMBERS in wanted.included
+    required = room.requested.required
+    lazy = LAZY_MEMBERS in required.included
     everyone = lazy and not room.limited and not room.is_new
     people = {user for _, user in _members(room)} if lazy else set()
 
     def is_excluded(event: StoredEvent) -> bool:
         key = event.state_key or ""
         is_lazy = event.type == MEMBER and (everyone or key in people)
-        return not is_lazy and wanted.excludes((event.type, key), user_id)
+        return not is_lazy and required.excludes((event.type, key), user_id)
 
     kept = [event for event in state.required if not is_excluded(event)]
     state.has_dropped |= len(kept) < len(state.required)
@@ -673,7 +689,7 @@ def _exclude(room: ReadRoom, state: SlidingState, user_id: UserId) -> None:
 def _state_request(
     room: ReadRoom, patterns: Patterns, grown: Pairs, dropped: Pairs
 ) -> RequiredRequest:
-    row, wanted = room.timeline.row, room.wanted.required
+    row, required = room.timeline.row, room.requested.required
     return RequiredRequest(
         room.room,
         room.is_new,
@@ -681,10 +697,10 @@ def _state_request(
         row.state_upper,
         row.own_upper,
         row.membership == JOIN,
-        patterns.number(wanted.explicit),
+        patterns.number(required.explicit),
         patterns.number(grown),
         patterns.number(dropped),
-        LAZY_MEMBERS in wanted.included and not room.limited,
+        LAZY_MEMBERS in required.included and not room.limited,
     )
 
 
@@ -700,16 +716,16 @@ def _members(room: ReadRoom) -> Iterator[tuple[int, str]]:
 
 
 def _add(
-    result: ReadRooms, situation: Situation, room: ReadRoom, state: SlidingState | None
+    result: ReadRooms, context: RequestContext, room: ReadRoom, state: SlidingState | None
 ) -> None:
     """Add a room to the response, and what the client has then."""
-    nid, request = room.room.room_nid, situation.request
-    is_direct = room.room.room_id in situation.direct
+    nid, request = room.room.room_nid, context.request
+    is_direct = room.room.room_id in context.direct
     if room.is_reset:
         state = state or SlidingState(room.room)
         state.remove((MEMBER, request.user_id))
     if room.is_inside:
-        is_first = situation.since is None
+        is_first = context.since is None
         shown = show_inside(room, state, request.deployment, is_direct=is_direct, is_first=is_first)
     else:
         shown = show_outside(room, state, request.ignored or (), is_direct=is_direct)
@@ -717,50 +733,50 @@ def _add(
         result.shown[room.room.room_id] = shown
         if room.is_new:
             result.whole.add(nid)
-    elif room.reason.is_new:
+    elif room.why_included.is_new:
         return
     after = _sent(room, state, is_direct=is_direct)
-    if after != room.known:
+    if after != room.client_room:
         result.changes[nid] = after
 
 
 def _sent(room: ReadRoom, state: SlidingState | None, is_direct: bool) -> ClientRoom:
     """Return what the client has of the room with the response."""
-    known, wanted = room.known, room.wanted
-    if known is None or room.is_new:
+    client_room, requested = room.client_room, room.requested
+    if client_room is None or room.is_new:
         limit = _coverage(room) if room.is_inside else ALL_EVENTS
-        return ClientRoom(None, None, None, limit, wanted.required, is_direct)
-    if room.has_gap or (room.reason.expands and room.is_inside):
+        return ClientRoom(None, None, None, limit, requested.required, is_direct)
+    if room.has_gap or (room.why_included.expands and room.is_inside):
         limit = _coverage(room)
     else:
-        limit = known.timeline_limit
-    required = known.required
-    if (state is not None and state.has_dropped) or _forgets_members(room, known):
-        required = wanted.required
-    elif room.reason.grown:
-        required = _with_known(room, known)
+        limit = client_room.timeline_limit
+    required = client_room.required
+    if (state is not None and state.has_dropped) or _forgets_members(room, client_room):
+        required = requested.required
+    elif room.why_included.grown:
+        required = _with_sent(room, client_room)
     return ClientRoom(
-        None, known.receipts_upto, known.account_data_upto, limit, required, is_direct
+        None, client_room.receipts_upto, client_room.account_data_upto, limit, required, is_direct
     )
 
 
-def _with_known(room: ReadRoom, known: ClientRoom) -> Required:
+def _with_sent(room: ReadRoom, client_room: ClientRoom) -> Required:
     """Return the state that the client has after more was sent."""
-    wanted = room.wanted.required
-    both = known.required.included | wanted.included | room.reason.grown
-    has_excluded = known.required.excluded or wanted.excluded
-    return wanted if has_excluded or len(both) > REQUIRED_UNION_MAX else Required(both)
+    required = room.requested.required
+    both = client_room.required.included | required.included | room.why_included.grown
+    has_excluded = client_room.required.excluded or required.excluded
+    return required if has_excluded or len(both) > REQUIRED_UNION_MAX else Required(both)
 
 
-def _forgets_members(room: ReadRoom, known: ClientRoom) -> bool:
+def _forgets_members(room: ReadRoom, client_room: ClientRoom) -> bool:
     """Return whether the client forgets members that it wanted before.
 
     With ``$LAZY`` it does, where the timeline is limited.
     """
-    wanted = room.wanted.required.included
-    forgets = room.limited and LAZY_MEMBERS in wanted and ALL_MEMBERS not in wanted
-    return forgets and ALL_MEMBERS in known.required.explicit
+    included = room.requested.required.included
+    forgets = room.limited and LAZY_MEMBERS in included and ALL_MEMBERS not in included
+    return forgets and ALL_MEMBERS in client_room.required.explicit
 
 
 def _coverage(room: ReadRoom) -> int:
-    return min(room.wanted.timeline_limit, ALL_EVENTS) if room.limited else ALL_EVENTS
+    return min(room.requested.timeline_limit, ALL_EVENTS) if room.limited else ALL_EVENTS

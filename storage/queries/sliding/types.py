@@ -12,15 +12,15 @@ from storage.queries.sliding.checks import (
     LISTS_MAX,
     NAME_BYTES_MAX,
     SUBSCRIPTIONS_MAX,
+    allowed_names,
     check_list_name,
     distinct,
     entries,
     index_ranges,
-    known_names,
     room_types,
     set_room_config,
 )
-from storage.queries.sync.changed_rooms import BESIDE
+from storage.queries.sync.changed_rooms import OTHER_STREAMS
 from storage.queries.unread import Unread
 from storage.streams.account_data import AccountDataRow
 from storage.streams.receipts import ReceiptRow
@@ -67,13 +67,13 @@ class SlidingFilter:
 ALL_ROOMS: Final = SlidingFilter()
 
 
-def _filter(given: SlidingFilter | Mapping[str, Any]) -> SlidingFilter:
+def _filter(filters: SlidingFilter | Mapping[str, Any]) -> SlidingFilter:
     """Return the filter. Raise `InputError` for a mapping with other names."""
-    if not isinstance(given, Mapping):
-        return args.instance(given, SlidingFilter, "filters")
-    if unknown := [name for name in given if name not in SlidingFilter.__slots__]:
+    if not isinstance(filters, Mapping):
+        return args.instance(filters, SlidingFilter, "filters")
+    if unknown := [name for name in filters if name not in SlidingFilter.__slots__]:
         raise InputError(f"filters has {unknown!r}: {', '.join(SlidingFilter.__slots__)} are known")
-    return SlidingFilter(**given)
+    return SlidingFilter(**filters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +141,16 @@ class SlidingSyncRequest:
         )
         object.__setattr__(self, "lists", lists)
         object.__setattr__(
-            self, "room_subscriptions", {args.room(name): one for name, one in rooms.items()}
+            self,
+            "room_subscriptions",
+            {args.room(name): subscription for name, subscription in rooms.items()},
         )
-        object.__setattr__(self, "extensions", known_names(self.extensions, BESIDE, "extensions"))
-        for name, known in (("extension_lists", self.lists), ("extension_rooms", rooms)):
+        object.__setattr__(
+            self, "extensions", allowed_names(self.extensions, OTHER_STREAMS, "extensions")
+        )
+        for name, allowed in (("extension_lists", self.lists), ("extension_rooms", rooms)):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, known_names(getattr(self, name), known, name))
+                object.__setattr__(self, name, allowed_names(getattr(self, name), allowed, name))
         args.flag(self.unread, "unread")
         # one message more is read, and that limit is a bigint, too
         limit = args.limit(self.to_device_limit, args.LARGEST - 1, "to_device_limit")

@@ -67,9 +67,9 @@ class RecentRooms:
 
     def note(self, room_id: str, time: int, position: int = 0, *, is_event: bool = False) -> None:
         """Record a change: an event at a position of the timeline, or anything else."""
-        known = self._last.pop(room_id, None)
+        previous = self._last.pop(room_id, None)
         furthest = self._furthest.get(room_id, 0)
-        activity = None if known is None else known.activity
+        activity = None if previous is None else previous.activity
         if position >= furthest:
             activity = position if is_event else None
             self._furthest[room_id] = position
@@ -129,20 +129,20 @@ class ListChanges:
             changes.restart(self.clock)
         self._on_state(None)
 
-    def told(self, advance: Advance) -> None:
+    def record_advance(self, advance: Advance) -> None:
         """Record the facts of an advance."""
         if advance.stream_name == "events":
-            for fact in advance.rows:
-                self._event(fact.stream_id, fact.row)
+            for stream_row in advance.rows:
+                self._event(stream_row.stream_id, stream_row.row)
         elif advance.stream_name == "caches":
-            for fact in advance.rows:
-                if fact.row[0] == CURRENT_STATE:
-                    self._resolved(fact.row[1])
-                elif fact.row[0] == FORGOTTEN:
-                    self._forgotten(*fact.row[1])
+            for stream_row in advance.rows:
+                if stream_row.row[0] == CURRENT_STATE:
+                    self._resolved(stream_row.row[1])
+                elif stream_row.row[0] == FORGOTTEN:
+                    self._forgotten(*stream_row.row[1])
         elif advance.stream_name == "account_data":
-            for fact in advance.rows:
-                self._account_data(*fact.row)
+            for stream_row in advance.rows:
+                self._account_data(*stream_row.row)
 
     def _event(self, position: int, row: Sequence[str | None]) -> None:
         _, room_id, event_type, state_key, redacts = row
@@ -217,21 +217,21 @@ class RoomOrder:
         return self._index(*room) is not None
 
     def changed(
-        self, gone: Iterable[tuple[int, int]], new: Iterable[tuple[int, int]]
+        self, removed: Iterable[tuple[int, int]], new: Iterable[tuple[int, int]]
     ) -> "RoomOrder":
         copy = RoomOrder(self._activities[:], self._nids[:])
-        for activity, nid in gone:
+        for activity, nid in removed:
             if (at := copy._index(activity, nid)) is not None:
                 del copy._activities[at], copy._nids[at]
         for activity, nid in new:
-            at = copy._place(activity, nid)
+            at = copy._insertion_index(activity, nid)
             copy._activities.insert(at, activity)
             copy._nids.insert(at, nid)
         return copy
 
-    def ahead(self, activity: int, nid: int) -> int:
+    def rooms_before(self, activity: int, nid: int) -> int:
         """Return the number of rooms that come before this one, latest activity first."""
-        return len(self) - self._place(activity, nid + 1)
+        return len(self) - self._insertion_index(activity, nid + 1)
 
     def between(self, first: int, last: int) -> Sequence[int]:
         """Return the nids at these indexes, the last one included, latest activity first."""
@@ -244,14 +244,14 @@ class RoomOrder:
         for at in range(len(self) - 1, start - 1, -1):
             yield self._activities[at], self._nids[at]
 
-    def _place(self, activity: int, nid: int) -> int:
+    def _insertion_index(self, activity: int, nid: int) -> int:
         at = bisect_left(self._activities, activity)
         while at < len(self) and self._activities[at] == activity and self._nids[at] < nid:
             at += 1
         return at
 
     def _index(self, activity: int, nid: int) -> int | None:
-        at = self._place(activity, nid)
+        at = self._insertion_index(activity, nid)
         is_there = at < len(self) and self._activities[at] == activity and self._nids[at] == nid
         return at if is_there else None
 
@@ -261,7 +261,7 @@ BAN: Final = MEMBERSHIPS["ban"]
 LATER_MIN: Final = 500  # changed rooms on top of the columns; beyond it, a tenth of the rooms
 
 
-BriefRoom = tuple[int, str, int, int, int]
+CompactRoom = tuple[int, str, int, int, int]
 """A room of thousands: nid, id, membership, activity, and whether each list has it."""
 
 
@@ -291,7 +291,7 @@ class ListedRoom(NamedTuple):
         return self.membership > LEAVE or (was_removed and not self.is_forgotten)
 
     @property
-    def brief(self) -> BriefRoom:
+    def compact(self) -> CompactRoom:
         kind = self.membership, self.activity, int(self.is_always_listed)
         return self.room_nid, self.room_id, *kind
 
@@ -340,7 +340,7 @@ class Columns:
         inviter = self.inviters.get(room_nid)
         return ListedRoom(room_nid, RoomId(self._ids[at]), *numbers, *_facts(flags), inviter)
 
-    def brief(self) -> Iterator[BriefRoom]:
+    def compact_rooms(self) -> Iterator[CompactRoom]:
         memberships = (flags & MEMBERSHIP for flags in self._flags)
         columns = self._ids, memberships, self._activities, self._flags.translate(LISTED)
         return zip(self._nids, *columns, strict=True)
@@ -352,7 +352,7 @@ class Columns:
         listed = RoomOrder.of(compress(pairs, is_listed))
         if len(listed) == len(pairs):
             return listed, RoomOrder.of(())
-        return listed, RoomOrder.of(compress(pairs, (not one for one in is_listed)))
+        return listed, RoomOrder.of(compress(pairs, (not flag for flag in is_listed)))
 
 
 MEMBERSHIP: Final = 7
@@ -379,8 +379,9 @@ def _flags(membership: int, was_kicked: bool, was_joined: bool, is_forgotten: bo
 class UserRooms:
     """The rooms of a user in one snapshot.
 
-    ``listed`` are those that each list has. ``departed`` are only in lists of connections that were
-    sent them, or forgotten. ``time`` is the time on the clock of the process before the snapshot.
+    ``listed`` are those that each list has. ``left_rooms`` are only in lists of connections that
+    were sent them, or forgotten. ``time`` is the time on the clock of the process before the
+    snapshot.
     ``unseen`` are rooms with commits in the snapshot that were not published here at that time.
 
     ``serial`` numbers the values of one user. ``base`` is the serial of the value that this one was
@@ -392,7 +393,7 @@ class UserRooms:
         "_ids",
         "_later",
         "base",
-        "departed",
+        "left_rooms",
         "listed",
         "serial",
         "time",
@@ -403,14 +404,14 @@ class UserRooms:
         self._columns = Columns(rows)
         self._later: dict[int, ListedRoom | None] = {}
         self._ids: dict[str, int] = {}
-        self.listed, self.departed = self._columns.orders()
+        self.listed, self.left_rooms = self._columns.orders()
         self.time: int = 0
         self.unseen: frozenset[int] = frozenset()
         self.serial: int = 0
         self.base: int = 0
 
     def __len__(self) -> int:
-        return len(self.listed) + len(self.departed)
+        return len(self.listed) + len(self.left_rooms)
 
     def nid(self, room_id: str) -> int | None:
         nid = self._ids.get(room_id)
@@ -421,14 +422,14 @@ class UserRooms:
             return self._later[room_nid]
         return self._columns.get(room_nid)
 
-    def brief(self) -> Iterator[BriefRoom]:
+    def compact_rooms(self) -> Iterator[CompactRoom]:
         later = self._later
-        for one in self._columns.brief():
-            if one[0] not in later:
-                yield one
+        for compact in self._columns.compact_rooms():
+            if compact[0] not in later:
+                yield compact
         for room in later.values():
             if room is not None:
-                yield room.brief
+                yield room.compact
 
     def invites_of(self, users: Collection[str]) -> list[ListedRoom]:
         nids = {*self._columns.inviters, *self._later}
@@ -438,7 +439,7 @@ class UserRooms:
     def since(self, position: int) -> Iterator[ListedRoom]:
         """Yield the rooms with activity after a position, latest first."""
         for _, nid in merge(
-            self.listed.since(position), self.departed.since(position), reverse=True
+            self.listed.since(position), self.left_rooms.since(position), reverse=True
         ):
             if (room := self.get(nid)) is not None:
                 yield room
@@ -458,9 +459,13 @@ class UserRooms:
         new_ids = {new.room_id: new.room_nid for _, new in pairs if new is not None}
         result._ids = self._ids if new_ids.keys() <= self._ids.keys() else self._ids | new_ids
         result.listed = _reordered(self.listed, pairs, is_listed=True)
-        result.departed = _reordered(self.departed, pairs, is_listed=False)
+        result.left_rooms = _reordered(self.left_rooms, pairs, is_listed=False)
         if len(result._later) > LATER_MIN + len(self._columns) // 10:
-            every = [room for one in result.brief() if (room := result.get(one[0])) is not None]
+            every = [
+                room
+                for compact in result.compact_rooms()
+                if (room := result.get(compact[0])) is not None
+            ]
             result._columns, result._later, result._ids = Columns(every), {}, {}
         result.time, result.unseen = time, unseen
         result.serial, result.base = self.serial, self.base
@@ -474,6 +479,6 @@ def _reordered(
     is_listed: bool,
 ) -> RoomOrder:
     """Return the order after these rooms changed, each from the first value to the second."""
-    gone = [old.key for old, _ in pairs if old is not None and old.is_always_listed == is_listed]
+    removed = [old.key for old, _ in pairs if old is not None and old.is_always_listed == is_listed]
     new = [new.key for _, new in pairs if new is not None and new.is_always_listed == is_listed]
-    return order.changed(gone, new) if gone or new else order
+    return order.changed(removed, new) if removed or new else order

@@ -13,8 +13,16 @@ there are more changes after all, they are read in a snapshot of several stateme
 at most four.
 """
 
-from storage.queries.sync.changed_rooms import Look, SyncMemory, until_news
-from storage.queries.sync.response import SyncRequest, brief, is_brief, is_quiet, look, quiet, sync
+from storage.queries.sync.changed_rooms import PollResult, SyncMemory, poll_until_changed
+from storage.queries.sync.response import (
+    SyncRequest,
+    has_no_changes,
+    is_timeline_only,
+    no_changes,
+    poll,
+    sync,
+    timeline_only,
+)
 from storage.queries.sync.types import (
     InvitedRoom,
     JoinedRoom,
@@ -30,17 +38,17 @@ __all__ = [
     "JoinedRoom",
     "KnockedRoom",
     "LeftRoom",
-    "Look",
+    "PollResult",
     "RoomSummary",
     "Sync",
     "SyncMemory",
     "SyncRequest",
     "Timeline",
-    "brief",
-    "is_brief",
-    "is_quiet",
-    "look",
-    "quiet",
+    "has_no_changes",
+    "is_timeline_only",
+    "no_changes",
+    "poll",
+    "poll_until_changed",
     "sync",
-    "until_news",
+    "timeline_only",
 ]

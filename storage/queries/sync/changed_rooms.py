@@ -69,10 +69,10 @@ WHERE c.connection_nid = $1::bigint AND ($2::bigint = c.base OR $2::bigint = ANY
 ACCOUNT_DATA: Final = "account_data"
 RECEIPTS: Final = "receipts"
 TO_DEVICE: Final = "to_device"
-BESIDE: Final = (ACCOUNT_DATA, RECEIPTS, TO_DEVICE)
+OTHER_STREAMS: Final = (ACCOUNT_DATA, RECEIPTS, TO_DEVICE)
 """Streams of which a sync returns the position alone. The store of each returns its facts."""
 
-STREAMS: Final = ("events", *BESIDE)
+STREAMS: Final = ("events", *OTHER_STREAMS)
 """The built-in streams of a sync token. Those that the process has defined are also in it."""
 
 NOT_SYNCED: Final = ("backfill", "caches")
@@ -122,25 +122,25 @@ def reached_by(rows: Iterable[WriterRow]) -> Reached:
 @lru_cache(maxsize=64)
 def _reached_by(rows: tuple[WriterRow, ...]) -> Reached:
     named = {row.stream_name for row in rows if row.kind == WRITER}.difference(NOT_SYNCED)
-    found = {name: vector(positions_in(rows, name)) for name in named.union(STREAMS)}
+    vectors = {name: vector(positions_in(rows, name)) for name in named.union(STREAMS)}
     purged = (row.position for row in rows if row.kind == PURGED)
-    return Reached(SyncToken.of(found), max(purged, default=0))
+    return Reached(SyncToken.of(vectors), max(purged, default=0))
 
 
-def covered(reached: SyncToken, defined: frozenset[str], given: SyncToken | None) -> SyncToken:
+def covered(reached: SyncToken, defined: frozenset[str], previous: SyncToken | None) -> SyncToken:
     """Return the positions that a response covers: of the built-in and of the ``defined`` streams.
 
     A response has no facts of a stream that only other processes have defined. So the token keeps
-    the position that it has in ``given``, the token of the client, and lacks it without one.
+    the position that it has in ``previous``, the token of the client, and lacks it without one.
     """
     if all(name in STREAMS or name in defined for name, _ in reached.streams):
         return reached
-    known = {} if given is None else given.positions()
+    previous_positions = {} if previous is None else previous.positions()
     return SyncToken(
         tuple(
-            (name, at if name in STREAMS or name in defined else at.meet(known[name]))
+            (name, at if name in STREAMS or name in defined else at.meet(previous_positions[name]))
             for name, at in reached.streams
-            if name in STREAMS or name in defined or name in known
+            if name in STREAMS or name in defined or name in previous_positions
         )
     )
 
@@ -178,7 +178,7 @@ CONNECTION: Final = "connection"
 FOLLOWED: Final = ("events", "caches")  # the streams that invalidate the caches
 FAR: Final = 5_000  # positions: a process further behind reads all rooms
 
-TEMPLATE_NEWS: Final[LiteralString] = """
+TEMPLATE_CHANGE_SNAPSHOT: Final[LiteralString] = """
 WITH
 writer AS MATERIALIZED (
     SELECT p.stream_name, p.instance_name, p.stream_id, COALESCE(s.stream_id, p.entered_at) AS seen
@@ -247,12 +247,12 @@ JOIN rooms r USING (room_nid)
 WHERE p.name = $4::text
 {connection}
 """
-SQL_NEWS: Final[LiteralString] = fill(
-    TEMPLATE_NEWS, streams=PART_STREAMS, invalidating="", connection=""
+SQL_CHANGE_SNAPSHOT: Final[LiteralString] = fill(
+    TEMPLATE_CHANGE_SNAPSHOT, streams=PART_STREAMS, invalidating="", connection=""
 )
-prepare_ahead(SQL_NEWS)
-SQL_NEWS_OF_CONNECTION: Final[LiteralString] = fill(
-    TEMPLATE_NEWS,
+prepare_ahead(SQL_CHANGE_SNAPSHOT)
+SQL_CHANGE_SNAPSHOT_OF_CONNECTION: Final[LiteralString] = fill(
+    TEMPLATE_CHANGE_SNAPSHOT,
     streams=PART_STREAMS,
     # a list of sliding sync has no rooms that the user has forgotten
     invalidating="OR i.cache_name = 'forgotten' AND i.keys[2] = $8::text",
@@ -269,7 +269,7 @@ WHERE c.connection_nid = $6::bigint AND ($7::bigint = c.base OR $7::bigint = ANY
 """Also returns the connection of a sliding sync, if the state of its `pos` is valid."""
 
 
-class NewsRow(NamedTuple):
+class ChangeSnapshotRow(NamedTuple):
     """One row of a kind, with a position of a stream.
 
     "writer": its position, and up to which this process has ``seen`` it. "unseen": the last unseen
@@ -291,7 +291,7 @@ class NewsRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class ChangeSnapshot:
     """The positions of the streams in one snapshot, and what the caches know there."""
 
     token: SyncToken
@@ -312,7 +312,7 @@ class News:
         """Return the nids of the rooms that can have changed since then. None: any can."""
         if self.rooms_of is None or self.unseen is None:
             return None
-        if not _is_known(self.rooms_of, self.changes, since):
+        if not _reaches_back(self.rooms_of, self.changes, since):
             return None
         return sorted(self.unseen.union(_changed(self.rooms_of, self.changes, since)))
 
@@ -353,17 +353,19 @@ class SyncMemory:
         self._state_changes = state_changes
         self._clock = clock
 
-    def is_quiet(self, user_id: UserId, since: VectorPosition) -> bool:
+    def has_no_changes(self, user_id: UserId, since: VectorPosition) -> bool:
         """Return whether nothing is new to the user, as far as this process has followed."""
         entry = self._rooms_of.peek(user_id)
         return (
             entry is not None
-            and _is_known(entry, self._changes, since)
+            and _reaches_back(entry, self._changes, since)
             and next(_changed(entry, self._changes, since), None) is None
         )
 
-    async def news(self, conn: Connection, user_id: UserId, *, reread: bool = False) -> News:
-        """Return the news of a user, by one statement.
+    async def snapshot(
+        self, conn: Connection, user_id: UserId, *, reread: bool = False
+    ) -> ChangeSnapshot:
+        """Return the snapshot for a user, by one statement.
 
         It also reads the rooms of the user where they are not cached, or if ``reread``.
         """
@@ -379,7 +381,7 @@ class SyncMemory:
             self._rooms_of.fill(entry, rooms_of)
         reached = _reached(rows)
         unseen = _unseen(rows)
-        return News(
+        return ChangeSnapshot(
             reached.token,
             rooms_of,
             unseen,
@@ -390,10 +392,10 @@ class SyncMemory:
             is_current,
         )
 
-    async def news_of_connection(
+    async def snapshot_of_connection(
         self, conn: Connection, pos: tuple[int, int], key: tuple[str, str, str]
-    ) -> tuple[News, NewsRow | None]:
-        """Return the news, and the row of the connection. None: its state is not valid any more.
+    ) -> tuple[ChangeSnapshot, ChangeSnapshotRow | None]:
+        """Return the snapshot, and the row of the connection. None: its state is not valid now.
 
         ``pos``: the connection and the number of its state. ``key``: user, device and conn_id.
         """
@@ -401,10 +403,16 @@ class SyncMemory:
         seen = [(name, writer, at) for name in FOLLOWED for writer, at in self._seen(name).items()]
         columns = [list(column) for column in zip(*seen, strict=True)] or [[], [], []]
         rows = await conn.fetch(
-            SQL_NEWS_OF_CONNECTION, *columns, None, FAR, *pos, *key, row=NewsRow
+            SQL_CHANGE_SNAPSHOT_OF_CONNECTION,
+            *columns,
+            None,
+            FAR,
+            *pos,
+            *key,
+            row=ChangeSnapshotRow,
         )
         reached = _reached(rows)
-        news = News(
+        snapshot = ChangeSnapshot(
             reached.token,
             None,
             _unseen(rows),
@@ -413,19 +421,19 @@ class SyncMemory:
             time=time,
             is_resolved=_is_resolved(rows),
         )
-        return news, next((row for row in rows if row.kind == CONNECTION), None)
+        return snapshot, next((row for row in rows if row.kind == CONNECTION), None)
 
-    async def still(self, conn: Connection, user_id: UserId) -> News | None:
-        """Return the news by a smaller statement. None: there are commits not seen yet."""
-        known = self.known(user_id)
-        return known.confirmed(await writers(conn))
+    async def positions_only(self, conn: Connection, user_id: UserId) -> ChangeSnapshot | None:
+        """Return a snapshot of the positions alone. None: there are commits not seen yet."""
+        seen = self.seen_positions(user_id)
+        return seen.confirmed(await writers(conn))
 
-    def known(self, user_id: UserId) -> "KnownPositions":
+    def seen_positions(self, user_id: UserId) -> "SeenPositions":
         """Return what this process has seen and cached, without a statement."""
         entry = self._rooms_of.get(user_id)
         seen = {name: dict(self._seen(name)) for name in FOLLOWED}
         rooms_of = None if isinstance(entry, Ticket) else entry
-        return KnownPositions(seen, rooms_of, self._changes, self._clock())
+        return SeenPositions(seen, rooms_of, self._changes, self._clock())
 
     def has_state(self, user_id: UserId, since: VectorPosition) -> bool:
         """Return whether a room of the user has had a state event, as far as the caches know.
@@ -439,7 +447,7 @@ class SyncMemory:
         )
 
 
-class KnownPositions(NamedTuple):
+class SeenPositions(NamedTuple):
     """The positions that a process has seen, by stream and writer, and the cached rooms of a user.
 
     ``rooms_of`` None: unknown.
@@ -456,10 +464,12 @@ class KnownPositions(NamedTuple):
         return vector(self.seen["events"])
 
     def candidates(self, since: VectorPosition) -> list[int] | None:
-        return News(SyncToken(), self.rooms_of, frozenset(), self.changes).candidates(since)
+        return ChangeSnapshot(SyncToken(), self.rooms_of, frozenset(), self.changes).candidates(
+            since
+        )
 
-    def confirmed(self, rows: Iterable[WriterRow]) -> News | None:
-        """Return the news. None: there are commits that this process has not seen."""
+    def confirmed(self, rows: Iterable[WriterRow]) -> ChangeSnapshot | None:
+        """Return the snapshot. None: there are commits that this process has not seen."""
         rows = tuple(rows)
         if any(
             row.position > self.seen[row.stream_name].get(row.instance_name or "", -1)
@@ -469,32 +479,32 @@ class KnownPositions(NamedTuple):
             return None
         reached = reached_by(rows)
         purged_upto = reached.purged_upto
-        return News(
+        return ChangeSnapshot(
             reached.token, self.rooms_of, frozenset(), self.changes, purged_upto, time=self.time
         )
 
 
 async def read(
     conn: Connection, seen: Sequence[tuple[str, str, int]], user_id: UserId | None
-) -> list[NewsRow]:
+) -> list[ChangeSnapshotRow]:
     """Return the positions, the rooms with commits after ``seen``, and the rooms of a user.
 
     ``seen``: (stream, writer, position). ``user_id`` None: no user's rooms.
     """
     columns = [list(column) for column in zip(*seen, strict=True)] or [[], [], []]
-    return await conn.fetch(SQL_NEWS, *columns, user_id, FAR, row=NewsRow)
+    return await conn.fetch(SQL_CHANGE_SNAPSHOT, *columns, user_id, FAR, row=ChangeSnapshotRow)
 
 
 async def rooms_of(conn: Connection, user_id: UserId) -> RoomsOf:
     return _rooms_of(await read(conn, (), user_id))
 
 
-def _is_known(rooms_of: RoomsOf, changes: LastChange, since: VectorPosition) -> bool:
+def _reaches_back(rooms_of: RoomsOf, changes: LastChange, since: VectorPosition) -> bool:
     """Return whether the caches reach back so far, and the user's rooms were the same since."""
-    is_known = rooms_of.changed_at <= since.min and since.min >= changes.floor
-    changes.hits += is_known
-    changes.misses += not is_known
-    return is_known
+    reaches_back = rooms_of.changed_at <= since.min and since.min >= changes.floor
+    changes.hits += reaches_back
+    changes.misses += not reaches_back
+    return reaches_back
 
 
 def _changed(rooms_of: RoomsOf, changes: LastChange, since: VectorPosition) -> Iterator[int]:
@@ -508,7 +518,7 @@ def _changed(rooms_of: RoomsOf, changes: LastChange, since: VectorPosition) -> I
             yield joined[room_id]
 
 
-def _reached(rows: Sequence[NewsRow]) -> Reached:
+def _reached(rows: Sequence[ChangeSnapshotRow]) -> Reached:
     """Return the positions of the streams in these rows."""
     return reached_by(
         WriterRow(row.kind, row.stream_name, row.instance_name, row.position or 0)
@@ -517,12 +527,12 @@ def _reached(rows: Sequence[NewsRow]) -> Reached:
     )
 
 
-def _is_resolved(rows: Sequence[NewsRow]) -> bool:
+def _is_resolved(rows: Sequence[ChangeSnapshotRow]) -> bool:
     """Return whether the process has followed what changes the rooms of users."""
     return all(row.kind != UNRESOLVED for row in rows)
 
 
-def _rooms_of(rows: Sequence[NewsRow]) -> RoomsOf:
+def _rooms_of(rows: Sequence[ChangeSnapshotRow]) -> RoomsOf:
     for row in rows:
         if row.kind == ROOMS_OF:
             ids = map(intern, row.room_ids or ())
@@ -530,7 +540,7 @@ def _rooms_of(rows: Sequence[NewsRow]) -> RoomsOf:
     return RoomsOf({}, 0)
 
 
-def _unseen(rows: Sequence[NewsRow]) -> frozenset[int] | None:
+def _unseen(rows: Sequence[ChangeSnapshotRow]) -> frozenset[int] | None:
     for row in rows:
         if row.kind == UNSEEN:
             return None if row.room_nids is None else frozenset(row.room_nids)
@@ -561,7 +571,7 @@ class Waited(Protocol):
 A = TypeVar("A", bound=Waited)
 
 
-class Look(NamedTuple, Generic[A]):
+class PollResult(NamedTuple, Generic[A]):
     """A response, and the keys to wait for if it is empty: the user, and the rooms of the user.
 
     The rooms are those as of the response, or of a later moment.
@@ -571,8 +581,8 @@ class Look(NamedTuple, Generic[A]):
     keys: Iterable[str]
 
 
-async def until_news(
-    look: Callable[[], Awaitable[Look[A]]],
+async def poll_until_changed(
+    poll: Callable[[], Awaitable[PollResult[A]]],
     notifier: Notifier,
     reached: Callable[[A], SyncToken],
     since: SyncToken | None,
@@ -588,33 +598,33 @@ async def until_news(
     ``included`` streams, so these only end it where the response is not empty.
     """
     if timeout_ms <= 0:
-        return (await look()).answer
-    beside = _beside(since, ending)
-    looked_again = False
+        return (await poll()).answer
+    other_positions = _other_positions(since, ending)
+    polled_again = False
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
     while True:
         resolved = notifier.position(RESOLVED)
-        answer, keys = await look()
+        answer, keys = await poll()
         left_ms = int((deadline - loop.time()) * 1000)
         if not answer.is_empty or left_ms <= 0:
             return answer
         upto = reached(answer)
-        if notifier.may_have_changed(keys, beside):
+        if notifier.may_have_changed(keys, other_positions):
             # The news may have come after the snapshot of this response. Look once more then, so
             # that `next_batch` covers them; only once, as news may never end.
-            if looked_again or not notifier.may_have_changed(keys, _beside(upto, ending)):
+            if polled_again or not notifier.may_have_changed(keys, _other_positions(upto, ending)):
                 return answer
-            looked_again = True
+            polled_again = True
             continue
-        beside = _followed(_beside(upto, ending), notifier)
-        others = _followed(_beside(upto, included), notifier)
-        waited = {"events": events_of(upto), **others, **beside, RESOLVED: resolved}
+        other_positions = _followed(_other_positions(upto, ending), notifier)
+        others = _followed(_other_positions(upto, included), notifier)
+        waited = {"events": events_of(upto), **others, **other_positions, RESOLVED: resolved}
         if not await notifier.wait(keys, after=SyncToken.of(waited), timeout_ms=left_ms):
             return answer
 
 
-def _beside(token: SyncToken | None, names: Iterable[str]) -> dict[str, VectorPosition]:
+def _other_positions(token: SyncToken | None, names: Iterable[str]) -> dict[str, VectorPosition]:
     """Return the positions of a token in the streams beside the events.
 
     A token from before a stream was added or defined does not name it. Then it is at 0.

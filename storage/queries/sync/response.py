@@ -16,7 +16,7 @@ from storage.errors import InputError, InvalidToken, ResyncNeeded
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent
 from storage.queries.filters import ANY_ROOM, SyncFilter
-from storage.queries.sync.changed_rooms import News, SyncMemory, covered, events_of, where
+from storage.queries.sync.changed_rooms import ChangeSnapshot, SyncMemory, covered, events_of, where
 from storage.queries.sync.rooms import ChangedRoom, SyncRange, rooms, rooms_and_writers
 from storage.queries.sync.state import (
     RoomState,
@@ -211,18 +211,18 @@ class Include:
         """
         if parts is None:
             parts = () if device_id is None else INCLUDED
-        wanted = frozenset(args.texts(parts, "include"))
-        if unknown := sorted(wanted.difference(INCLUDED)):
+        requested = frozenset(args.texts(parts, "include"))
+        if unknown := sorted(requested.difference(INCLUDED)):
             raise InputError(f"include holds {unknown}: known are {', '.join(INCLUDED)}")
         if device_id is not None:
             args.text(device_id)
-        elif "to_device" in wanted:
+        elif "to_device" in requested:
             raise InputError("include holds to_device: give the device_id")
         if to_device_limit is not None:
             to_device_limit = args.limit(to_device_limit, args.LARGEST - 1, "to_device_limit")
             if to_device_limit == 0:
                 raise InputError("to_device_limit is 0: at least 1 is wanted")
-        return cls(wanted, device_id, to_device_limit)
+        return cls(requested, device_id, to_device_limit)
 
     @property
     def streams(self) -> list[str]:
@@ -230,7 +230,7 @@ class Include:
         named = {"receipts" if part == "unread" else part for part in self.parts}
         return sorted(named)
 
-    def has_news(self, since: SyncToken, now: SyncToken) -> bool:
+    def has_changed(self, since: SyncToken, now: SyncToken) -> bool:
         """Return whether one of the streams has moved between two tokens."""
         before, after = since.positions(), now.positions()
         return any(
@@ -263,20 +263,22 @@ class Inclusion:
 
 
 async def add_included(
-    conn: Connection, wanted: Inclusion, response: Sync
+    conn: Connection, inclusion: Inclusion, response: Sync
 ) -> tuple[Sync, SyncToken]:
     """Return the response with the parts to include, and the positions that it covers."""
-    covers = wanted.now
-    if not wanted.include.parts:
+    covers = inclusion.now
+    if not inclusion.include.parts:
         return response, covers
-    is_due = wanted.since is None or wanted.include.has_news(wanted.since, wanted.now)
-    if is_due or wanted.whole or wanted.left:
-        facts, covers = _limited(wanted, await _facts(conn, wanted))
-        response = _with_facts(wanted, response, facts)
-    if "unread" not in wanted.include.parts or not response.join:
+    is_due = inclusion.since is None or inclusion.include.has_changed(
+        inclusion.since, inclusion.now
+    )
+    if is_due or inclusion.whole or inclusion.left:
+        facts, covers = _limited(inclusion, await _facts(conn, inclusion))
+        response = _with_facts(inclusion, response, facts)
+    if "unread" not in inclusion.include.parts or not response.join:
         return response, covers
-    request = UnreadRequest(ignored=wanted.ignored, rows_max=wanted.rows_max)
-    counts = await unread(conn, wanted.user_id, room_ids=response.join.keys(), request=request)
+    request = UnreadRequest(ignored=inclusion.ignored, rows_max=inclusion.rows_max)
+    counts = await unread(conn, inclusion.user_id, room_ids=response.join.keys(), request=request)
     joined = {
         room_id: replace(room, unread=counts.get(room_id))
         for room_id, room in response.join.items()
@@ -284,63 +286,63 @@ async def add_included(
     return replace(response, join=joined), covers
 
 
-def _limited(wanted: Inclusion, facts: list[IncludedRow]) -> tuple[list[IncludedRow], SyncToken]:
+def _limited(inclusion: Inclusion, facts: list[IncludedRow]) -> tuple[list[IncludedRow], SyncToken]:
     """Return the facts without the messages above the limit, and the positions they cover.
 
     Messages are in the order of their positions, but each writer has its own: the position of the
     last message is not above what the snapshot has of any writer.
     """
-    limit = wanted.include.to_device_limit
+    limit = inclusion.include.to_device_limit
     messages = [row.stream_id for row in facts if row.kind == "to_device"]
     if limit is None or len(messages) <= limit:
-        return facts, wanted.now
+        return facts, inclusion.now
     last = messages[limit - 1]
-    reached = wanted.now.positions()
+    reached = inclusion.now.positions()
     reached["to_device"] = VectorPosition(last).meet(reached["to_device"])
     kept = [row for row in facts if row.kind != "to_device" or row.stream_id <= last]
     return kept, SyncToken.of(reached)
 
 
-async def _facts(conn: Connection, wanted: Inclusion) -> list[IncludedRow]:
+async def _facts(conn: Connection, inclusion: Inclusion) -> list[IncludedRow]:
     """Return the new facts, and all of the whole rooms."""
-    included, limit = wanted.include.parts, wanted.include.to_device_limit
-    since = {} if wanted.since is None else wanted.since.positions()
-    after = {name: since.get(name, VectorPosition()) for name in wanted.include.streams}
+    included, limit = inclusion.include.parts, inclusion.include.to_device_limit
+    since = {} if inclusion.since is None else inclusion.since.positions()
+    after = {name: since.get(name, VectorPosition()) for name in inclusion.include.streams}
     receipts, data, messages = (
         parts(after.get(name, VectorPosition()))
         for name in ("receipts", "account_data", "to_device")
     )
     return await conn.fetch(
         SQL_INCLUDED,
-        wanted.user_id,
-        wanted.include.device_id if "to_device" in included else None,
+        inclusion.user_id,
+        inclusion.include.device_id if "to_device" in included else None,
         "receipts" in included,
         "account_data" in included,
         *receipts,
-        _way(wanted, after),
-        list(wanted.whole),
-        wanted.is_first,
-        wanted.since is not None,
+        _way(inclusion, after),
+        list(inclusion.whole),
+        inclusion.is_first,
+        inclusion.since is not None,
         *data,
         *messages,
-        None if wanted.filter.rooms is None else list(wanted.filter.rooms),
-        list(wanted.filter.not_rooms),
-        list(wanted.left),
+        None if inclusion.filter.rooms is None else list(inclusion.filter.rooms),
+        list(inclusion.filter.not_rooms),
+        list(inclusion.left),
         None if limit is None else limit + 1,
         row=IncludedRow,
     )
 
 
-def _way(wanted: Inclusion, after: Mapping[str, VectorPosition]) -> str:
+def _way(inclusion: Inclusion, after: Mapping[str, VectorPosition]) -> str:
     """Return how to look up new receipts."""
-    if wanted.since is None or "receipts" not in after:
+    if inclusion.since is None or "receipts" not in after:
         return "none"
-    now = wanted.now.position("receipts") or VectorPosition()
+    now = inclusion.now.position("receipts") or VectorPosition()
     few = now.furthest() - after["receipts"].min <= BY_POSITION
     return "by position" if few else "by room"
 
 
-def _with_facts(wanted: Inclusion, response: Sync, facts: Collection[IncludedRow]) -> Sync:
+def _with_facts(inclusion: Inclusion, response: Sync, facts: Collection[IncludedRow]) -> Sync:
     """Return the response with these facts, and with the rooms that have nothing else new."""
     join, leave = dict(response.join), dict(response.leave)
     everywhere: dict[str, dict[str, object]] = {}
@@ -351,13 +353,13 @@ def _with_facts(wanted: Inclusion, response: Sync, facts: Collection[IncludedRow
         elif row.room_id is None:
             everywhere[row.name] = orjson.loads(row.content)
         else:
-            room_id, nothing = RoomId(row.room_id), Timeline([], False, wanted.prev_batch)
+            room_id, nothing = RoomId(row.room_id), Timeline([], False, inclusion.prev_batch)
             room = (
                 join.setdefault(room_id, JoinedRoom(nothing, [], [], []))
                 if row.membership == JOIN
                 else leave.setdefault(room_id, LeftRoom(nothing, [], [], []))
             )
-            _add(room, row, with_receipts="receipts" in wanted.include.parts)
+            _add(room, row, with_receipts="receipts" in inclusion.include.parts)
     return replace(response, join=join, leave=leave, account_data=everywhere, to_device=messages)
 
 
@@ -379,7 +381,7 @@ def _add(room: JoinedRoom, row: IncludedRow, *, with_receipts: bool) -> None:
 
 KNOCK: Final = MEMBERSHIPS["knock"]
 MEMBER: Final = "m.room.member"
-BESIDE_TIMELINE: Final = LARGEST_POSITION - 1
+SYNC_CURSOR_TOPOLOGICAL: Final = LARGEST_POSITION - 1
 """Above the topological ordering of every event, also of one that moves up later.
 
 See storage/graph/topological_ordering.py."""
@@ -406,8 +408,8 @@ class SyncRequest:
     @property
     def text(self) -> str:
         """Return the token as the caller gave it: a token has one text only."""
-        given = self.since or self.part
-        return "" if given is None else given.print(self.deployment)
+        token = self.since or self.part
+        return "" if token is None else token.print(self.deployment)
 
     @property
     def token(self) -> SyncToken | None:
@@ -479,38 +481,42 @@ async def sync(conn: Connection, request: SyncRequest, *, memory: SyncMemory | N
 
     ``memory`` has the rooms that can have changed. Without it all rooms of the user are read.
     """
-    return await _respond(conn, request, await _news(conn, request, memory))
+    return await _respond(conn, request, await _snapshot(conn, request, memory))
 
 
-async def look(
+async def poll(
     conn: Connection, request: SyncRequest, memory: SyncMemory, *, reread: bool
-) -> tuple[Sync, News | None]:
-    """Return the response as `sync`, and the news of the snapshot, if they were read.
+) -> tuple[Sync, ChangeSnapshot | None]:
+    """Return the response as `sync`, and the snapshot of changes, if it was read.
 
     ``reread``: also read the rooms that the user is in, instead of taking them from the cache.
     """
-    news = await _news(conn, request, memory, reread=reread)
-    return await _respond(conn, request, news), news
+    snapshot = await _snapshot(conn, request, memory, reread=reread)
+    return await _respond(conn, request, snapshot), snapshot
 
 
-async def _news(
+async def _snapshot(
     conn: Connection, request: SyncRequest, memory: SyncMemory | None, *, reread: bool = False
-) -> News | None:
+) -> ChangeSnapshot | None:
     """Return what the caches know of changes. None: it makes no difference."""
     if memory is None or request.since is None or request.full_state:
         return None
-    return await memory.news(conn, request.user_id, reread=reread)
+    return await memory.snapshot(conn, request.user_id, reread=reread)
 
 
-async def _respond(conn: Connection, request: SyncRequest, news: News | None) -> Sync:
-    reached, purged_upto = await where(conn) if news is None else (news.token, news.purged_upto)
+async def _respond(conn: Connection, request: SyncRequest, snapshot: ChangeSnapshot | None) -> Sync:
+    reached, purged_upto = (
+        await where(conn) if snapshot is None else (snapshot.token, snapshot.purged_upto)
+    )
     _refuse_purged(request, purged_upto)
     current = reached.positions()
     upto = reached if request.part is None else request.part.upto.bound(current)
     since = None if request.since is None else request.since.bound(current)
-    known = None if since is None else events_of(since)
-    room_nids = None if news is None or known is None else news.candidates(known)
-    if (known == events_of(upto) and not request.full_state) or room_nids == []:
+    since_events = None if since is None else events_of(since)
+    room_nids = (
+        None if snapshot is None or since_events is None else snapshot.candidates(since_events)
+    )
+    if (since_events == events_of(upto) and not request.full_state) or room_nids == []:
         return await _included(conn, request, _inclusion(request, since, upto, []), [])
     below = None if request.part is None else (request.part.activity, request.part.room)
     limit = request.rooms_limit if since is None else None
@@ -524,22 +530,22 @@ async def _respond(conn: Connection, request: SyncRequest, news: News | None) ->
         request.filter,
         request.rows_max,
     )
-    found = await rooms(conn, request.user_id, SyncRange(known, events_of(upto), *of_all))
-    joined = [room for room in found if room.row.membership == JOIN]
+    changed = await rooms(conn, request.user_id, SyncRange(since_events, events_of(upto), *of_all))
+    joined = [room for room in changed if room.row.membership == JOIN]
     more = limit is not None and len(joined) > limit
     if more:
-        found.remove(joined[-1])
+        changed.remove(joined[-1])
         joined = joined[:-1]
-    wanted = _inclusion(request, since, upto, found)
+    inclusion = _inclusion(request, since, upto, changed)
     last = joined[-1] if more and joined else None
-    return await _included(conn, request, wanted, found, last=last)
+    return await _included(conn, request, inclusion, changed, last=last)
 
 
 async def _included(
     conn: Connection,
     request: SyncRequest,
-    wanted: Inclusion,
-    found: list[ChangedRoom],
+    inclusion: Inclusion,
+    changed: list[ChangedRoom],
     *,
     last: ChangedRoom | None = None,
 ) -> Sync:
@@ -548,8 +554,8 @@ async def _included(
     ``last`` is the last room where more follow. All parts of an initial sync cover the same
     positions, so the first one decides how far the to-device messages go.
     """
-    response = await _fill(conn, request, found, Sync(""))
-    response, upto = await add_included(conn, wanted, response)
+    response = await _fill(conn, request, changed, Sync(""))
+    response, upto = await add_included(conn, inclusion, response)
     next_rooms = (
         None if last is None else _next_rooms(request.covered(upto), last).print(request.deployment)
     )
@@ -557,11 +563,11 @@ async def _included(
 
 
 def _inclusion(
-    request: SyncRequest, since: SyncToken | None, upto: SyncToken, found: Iterable[ChangedRoom]
+    request: SyncRequest, since: SyncToken | None, upto: SyncToken, changed: Iterable[ChangedRoom]
 ) -> Inclusion:
     """Return the request for the parts that the response includes."""
-    end = PaginationToken(BESIDE_TIMELINE, 0, live=events_of(upto).furthest())
-    rows = [room.row for room in found]
+    end = PaginationToken(SYNC_CURSOR_TOPOLOGICAL, 0, live=events_of(upto).furthest())
+    rows = [room.row for room in changed]
     left = (row for row in rows if row.membership not in (JOIN, INVITE, KNOCK))
     return Inclusion(
         user_id=request.user_id,
@@ -578,39 +584,39 @@ def _inclusion(
     )
 
 
-def is_quiet(request: SyncRequest, memory: SyncMemory) -> bool:
-    """Return whether nothing is new as far as this process has followed. Then try `quiet`."""
+def has_no_changes(request: SyncRequest, memory: SyncMemory) -> bool:
+    """Return whether nothing is new as far as this process has followed. Then try `no_changes`."""
     return (
         request.since is not None
         and not request.full_state
-        and memory.is_quiet(request.user_id, events_of(request.since))
+        and memory.has_no_changes(request.user_id, events_of(request.since))
     )
 
 
-async def quiet(
+async def no_changes(
     conn: Connection, request: SyncRequest, memory: SyncMemory
-) -> tuple[Sync, News] | None:
-    """Return an empty response, by one statement without a transaction, and the news.
+) -> tuple[Sync, ChangeSnapshot] | None:
+    """Return an empty response, by one statement without a transaction, and the snapshot.
 
     None: there may be changes.
     """
-    news = await memory.still(conn, request.user_id)
-    if news is None:
+    snapshot = await memory.positions_only(conn, request.user_id)
+    if snapshot is None:
         return None
-    upto = news.token
-    given = (request.since or SyncToken()).bound(upto.positions())
-    since = events_of(given)
-    if since.min < news.purged_upto or request.include.has_news(given, upto):
+    upto = snapshot.token
+    token = (request.since or SyncToken()).bound(upto.positions())
+    since = events_of(token)
+    if since.min < snapshot.purged_upto or request.include.has_changed(token, upto):
         return None
-    if since == events_of(upto) or news.candidates(since) == []:
-        return Sync(request.next_batch(upto)), news
+    if since == events_of(upto) or snapshot.candidates(since) == []:
+        return Sync(request.next_batch(upto)), snapshot
     return None
 
 
-def is_brief(request: SyncRequest, memory: SyncMemory) -> bool:
+def is_timeline_only(request: SyncRequest, memory: SyncMemory) -> bool:
     """Return whether only timelines have new events, as far as this process has followed.
 
-    Then try `brief`.
+    Then try `timeline_only`.
     """
     if request.since is None or request.full_state or request.filter.lazy_load_members:
         return False
@@ -619,18 +625,18 @@ def is_brief(request: SyncRequest, memory: SyncMemory) -> bool:
     return not memory.has_state(request.user_id, events_of(request.since))
 
 
-async def brief(
+async def timeline_only(
     conn: Connection, request: SyncRequest, memory: SyncMemory
-) -> tuple[Sync, News] | None:
-    """Return a response with timelines alone, by one statement without a transaction, and the news.
+) -> tuple[Sync, ChangeSnapshot] | None:
+    """Return a response with timelines alone, and the snapshot, by one statement.
 
-    The statement reads the rooms that have changed as far as this process has followed, and the
-    positions of the streams. None: these are further than that, or there is state to return, or the
-    caches do not reach back so far.
+    It takes no transaction. The statement reads the rooms that have changed as far as this process
+    has followed, and the positions of the streams. None: these are further than that, or there is
+    state to return, or the caches do not reach back so far.
     """
-    known = memory.known(request.user_id)
-    upto, since = known.upto, events_of(request.since or SyncToken()).meet(known.upto)
-    room_nids = known.candidates(since)
+    seen = memory.seen_positions(request.user_id)
+    upto, since = seen.upto, events_of(request.since or SyncToken()).meet(seen.upto)
+    room_nids = seen.candidates(since)
     if room_nids is None:
         return None
     limit, rows_max = request.timeline_limit, request.rows_max
@@ -643,19 +649,19 @@ async def brief(
         filter=request.filter,
         rows_max=rows_max,
     )
-    found, writers = await rooms_and_writers(conn, request.user_id, sync_range)
-    news = known.confirmed(writers)
+    changed, writers = await rooms_and_writers(conn, request.user_id, sync_range)
+    snapshot = seen.confirmed(writers)
     if (
-        news is None
-        or events_of(news.token) != upto
-        or since.min < news.purged_upto
-        or news.candidates(since) != room_nids
-        or request.include.has_news(request.since or SyncToken(), news.token)
+        snapshot is None
+        or events_of(snapshot.token) != upto
+        or since.min < snapshot.purged_upto
+        or snapshot.candidates(since) != room_nids
+        or request.include.has_changed(request.since or SyncToken(), snapshot.token)
     ):
         return None
-    if any(room.row.whole or room.row.has_state or room.row.membership != JOIN for room in found):
+    if any(room.row.whole or room.row.has_state or room.row.membership != JOIN for room in changed):
         return None
-    return await _fill(conn, request, found, Sync(request.next_batch(news.token))), news
+    return await _fill(conn, request, changed, Sync(request.next_batch(snapshot.token))), snapshot
 
 
 def _refuse_purged(request: SyncRequest, purged_upto: int) -> None:
@@ -672,38 +678,48 @@ def _next_rooms(upto: SyncToken, last: ChangedRoom) -> RoomsToken:
 
 
 async def _fill(
-    conn: Connection, request: SyncRequest, found: list[ChangedRoom], response: Sync
+    conn: Connection, request: SyncRequest, changed: list[ChangedRoom], response: Sync
 ) -> Sync:
     """Add the rooms with their states to the response."""
-    shown = [room for room in found if room.row.membership in (INVITE, KNOCK)]
-    inside = [room for room in found if room.row.membership not in (INVITE, KNOCK)]
+    shown = [room for room in changed if room.row.membership in (INVITE, KNOCK)]
+    inside = [room for room in changed if room.row.membership not in (INVITE, KNOCK)]
     members = _members(inside, request) if request.filter.lazy_load_members else None
-    wanted = [_wanted(room, request.timeline_limit) async for room in in_turns(inside)]
+    state_requests = [
+        _state_request(room, request.timeline_limit) async for room in in_turns(inside)
+    ]
     outside = [SyncedUser(_of(room), room.row.member_nid) async for room in in_turns(shown)] + [
         SyncedUser(_of(room), room.row.member_nid, room.row.member_key_nid)
         for room in filter(_may_have_ended, inside)
     ]
     state_of = await states(
-        conn, request.user_id, wanted, members=members, picked=request.filter.state, shown=outside
+        conn,
+        request.user_id,
+        state_requests,
+        members=members,
+        picked=request.filter.state,
+        shown=outside,
     )
     async for room in in_turns(inside):
         room_id = room.row.room_id
-        one = _room(room, state_of[room.row.room_nid], request)
+        joined_room = _room(room, state_of[room.row.room_nid], request)
         if room.row.membership != JOIN:
-            _add_end(one.timeline, state_of[room.row.room_nid])
+            _add_end(joined_room.timeline, state_of[room.row.room_nid])
             response.leave[room_id] = LeftRoom(
-                one.timeline, one.state, one.state_after, one.state_removed
+                joined_room.timeline,
+                joined_room.state,
+                joined_room.state_after,
+                joined_room.state_removed,
             )
         elif (
             room.row.whole
-            or one.timeline.events
-            or one.timeline.limited
-            or one.state_after
-            or one.state
-            or one.state_removed
-            or one.summary
+            or joined_room.timeline.events
+            or joined_room.timeline.limited
+            or joined_room.state_after
+            or joined_room.state
+            or joined_room.state_removed
+            or joined_room.summary
         ):
-            response.join[room_id] = one
+            response.join[room_id] = joined_room
     async for room in in_turns(shown):
         state = state_of[room.row.room_nid]
         events = stripped(state.shown, next(iter(state.own), None), state.brought)
@@ -738,7 +754,7 @@ def _members(rooms: Iterable[ChangedRoom], request: SyncRequest) -> list[tuple[i
     These are the senders of the timeline, those whose membership it changes, and the user: once,
     with the whole room.
     """
-    found: dict[tuple[int, str], None] = {}
+    members: dict[tuple[int, str], None] = {}
     is_repeated = request.filter.include_redundant_members
     for room in rooms:
         users: list[str] = [request.user_id]
@@ -750,11 +766,11 @@ def _members(rooms: Iterable[ChangedRoom], request: SyncRequest) -> list[tuple[i
         is_new = is_repeated or room.row.whole or not room.row.was_joined
         for user in users:
             if is_new or user != request.user_id:
-                found[room.row.room_nid, user] = None
-    return list(found)
+                members[room.row.room_nid, user] = None
+    return list(members)
 
 
-def _wanted(room: ChangedRoom, timeline_limit: int) -> StateRequest:
+def _state_request(room: ChangedRoom, timeline_limit: int) -> StateRequest:
     """Return the state to read.
 
     A user who was not in the room since the last sync gets their own membership only.
@@ -787,13 +803,15 @@ def _start(room: ChangedRoom, timeline: Sequence[StoredEvent]) -> int:
 
 def _room(room: ChangedRoom, state: RoomState, request: SyncRequest) -> JoinedRoom:
     events = _latest(room, request.timeline_limit)
-    told = events[_seen_before(events, [*state.throughout, *state.at_end]) :]
-    before = PaginationToken(BESIDE_TIMELINE, 0, live=_start(room, told)).print(request.deployment)
+    shown = events[_seen_before(events, [*state.throughout, *state.at_end]) :]
+    before = PaginationToken(SYNC_CURSOR_TOPOLOGICAL, 0, live=_start(room, shown)).print(
+        request.deployment
+    )
     is_visit = room.is_visit and request.since is not None
-    limited = room.cut or len(room.events) > len(told) or is_visit
+    limited = room.cut or len(room.events) > len(shown) or is_visit
     return JoinedRoom(
-        Timeline(told, limited, before),
-        [*state.throughout, *_leading_to(told, state)],
+        Timeline(shown, limited, before),
+        [*state.throughout, *_leading_to(shown, state)],
         [*state.throughout, *state.at_end],
         state.removed,
         next(iter(state.summary), None),
@@ -816,12 +834,12 @@ def _seen_before(events: Sequence[StoredEvent], at_end: Sequence[StoredEvent]) -
     later = [event for event in at_end if (event.stream_ordering or 0) > first]
     if not (events and later):
         return 0
-    ends = {(event.type, event.state_key): event.stream_ordering or 0 for event in later}
-    places = {(event.type, event.state_key): place for place, event in enumerate(events)}
+    end_positions = {(event.type, event.state_key): event.stream_ordering or 0 for event in later}
+    indexes = {(event.type, event.state_key): index for index, event in enumerate(events)}
     outdated = (
-        place + 1
-        for key, place in places.items()
-        if ends.get(key, 0) > (events[place].stream_ordering or 0)
+        index + 1
+        for key, index in indexes.items()
+        if end_positions.get(key, 0) > (events[index].stream_ordering or 0)
     )
     return max(outdated, default=0)
 
@@ -831,6 +849,6 @@ def _leading_to(timeline: Iterable[StoredEvent], state: RoomState) -> list[Store
     if not (state.at_start or state.at_end):
         return []
     shown = {(event.type, event.state_key) for event in timeline}
-    return [one for one in state.at_start if (one.type, one.state_key) in shown] + [
-        one for one in state.at_end if (one.type, one.state_key) not in shown
+    return [event for event in state.at_start if (event.type, event.state_key) in shown] + [
+        event for event in state.at_end if (event.type, event.state_key) not in shown
     ]

@@ -158,19 +158,19 @@ async def timelines_of(
 
     ``timeline`` makes an empty one of a row of kind "room". A row of kind "limit" cuts its room.
     """
-    found = dict[int, T]()
+    by_room = dict[int, T]()
     async for part in parts(records):
-        found |= {record[1]: timeline(record) for record in part if record[0] == ROOM}
+        by_room |= {record[1]: timeline(record) for record in part if record[0] == ROOM}
     async for part in parts(records):
         for record in part:
             if record[0] == EVENT:
-                found[record[1]].add(record[columns])
+                by_room[record[1]].add(record[columns])
             elif record[0] == LIMIT:
-                found[record[1]].cut = True
-    async for one in in_turns(found.values()):
-        one.events.sort(key=attrgetter("stream_ordering"))
-        await one.shorten()
-    return found
+                by_room[record[1]].cut = True
+    async for room_timeline in in_turns(by_room.values()):
+        room_timeline.events.sort(key=attrgetter("stream_ordering"))
+        await room_timeline.shorten()
+    return by_room
 
 
 # --------------------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ PART_GAP: Final[LiteralString] = fill(
 
 PART_HAS_STATE: Final[LiteralString] = fill(TEMPLATE_HAS_STATE, upto="r.upper")
 
-PART_IS_WANTED: Final[LiteralString] = """
+PART_IS_REQUESTED: Final[LiteralString] = """
     not_ignored(e, filter.ignored)
         AND is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders,
             filter.contains_url)
@@ -457,7 +457,7 @@ PART_TIMELINE: Final[LiteralString] = fill(
     filter="CROSS JOIN filter",
     latest=fill(
         TEMPLATE_LATEST,
-        columns=fill(TEMPLATE_TIMELINE_COLUMNS, is_wanted=PART_IS_WANTED),
+        columns=fill(TEMPLATE_TIMELINE_COLUMNS, is_wanted=PART_IS_REQUESTED),
         room="r",
         after="COALESCE(r.gap, r.lower)",
         upto="r.upper",
@@ -635,7 +635,7 @@ async def rooms_and_writers(
 
 
 def _arguments(user_id: UserId, sync_range: SyncRange) -> tuple[object, ...]:
-    wanted = sync_range.filter
+    sync_filter = sync_range.filter
     return (
         user_id,
         None if sync_range.since is None else sync_range.since.furthest(),
@@ -647,18 +647,18 @@ def _arguments(user_id: UserId, sync_range: SyncRange) -> tuple[object, ...]:
         *_parts(sync_range.since or sync_range.upto),
         sync_range.ignored,
         sync_range.room_nids,
-        None if wanted.rooms is None else list(wanted.rooms),
-        list(wanted.not_rooms),
+        None if sync_filter.rooms is None else list(sync_filter.rooms),
+        list(sync_filter.not_rooms),
         max(sync_range.rows_max, sync_range.timeline_limit + 1),
-        *wanted.timeline.arguments,
-        wanted.include_leave,
+        *sync_filter.timeline.arguments,
+        sync_filter.include_leave,
     )
 
 
 async def _changed_rooms(records: Sequence[Any]) -> list[ChangedRoom]:
     """Return the rooms of these rows, each with its timeline."""
-    found = await timelines_of(records, slice(EVENT_AT, EVENT_END), _changed_room)
-    return sorted(found.values(), key=_by_activity, reverse=True)
+    by_room = await timelines_of(records, slice(EVENT_AT, EVENT_END), _changed_room)
+    return sorted(by_room.values(), key=_by_activity, reverse=True)
 
 
 def _changed_room(record: Sequence[Any]) -> ChangedRoom:

@@ -63,44 +63,48 @@ class SentMembers:
         self._size = 0
         self._clients: dict[Client, dict[str, Members]] = {}
 
-    def leave_out(self, client: Client, since: str | None, found: Sync) -> Sync:
+    def leave_out(self, client: Client, since: str | None, response: Sync) -> Sync:
         """Return the response to a request without the members that the client has."""
         tokens = self._taken(client)
-        known = {} if since is None else tokens.get(since, {})
-        kept = {} if since is None else {since: known}
-        gone = found.leave.keys()
-        members = {key: one for key, one in known.items() if key[0] not in gone}
+        sent = {} if since is None else tokens.get(since, {})
+        kept = {} if since is None else {since: sent}
+        left_rooms = response.leave.keys()
+        members = {key: event_id for key, event_id in sent.items() if key[0] not in left_rooms}
         joined = {
             room_id: self._room(client[0], room_id, room, members)
-            for room_id, room in found.join.items()
+            for room_id, room in response.join.items()
         }
         # two responses to one token may have led to the next one: only what both had is known
-        other = {**tokens, **kept}.get(found.next_batch)
+        other = {**tokens, **kept}.get(response.next_batch)
         if other is not None:
             members = dict(members.items() & other.items())
-        self._keep(client, {**kept, found.next_batch: members})
-        return replace(found, join=joined)
+        self._keep(client, {**kept, response.next_batch: members})
+        return replace(response, join=joined)
 
     def _room(
         self,
         user_id: UserId,
         room_id: RoomId,
         room: JoinedRoom,
-        known: dict[tuple[RoomId, str], EventId],
+        sent_members: dict[tuple[RoomId, str], EventId],
     ) -> JoinedRoom:
         """Return the room without known members, and change these to what the client has then."""
-        lists = [dict(_members(one)) for one in (room.state, room.state_after)]
+        lists = [dict(_members(events)) for events in (room.state, room.state_after)]
         timeline = dict(_members(room.timeline.events))
-        if any(user_id in one for one in (*lists, timeline)):  # the room may be new to the client
-            for key in [key for key in known if key[0] == room_id]:
-                del known[key]
-        before = {user: one for (room, user), one in known.items() if room == room_id}
+        if any(
+            user_id in members for members in (*lists, timeline)
+        ):  # the room may be new to the client
+            for key in [key for key in sent_members if key[0] == room_id]:
+                del sent_members[key]
+        before = {
+            user: event_id for (room, user), event_id in sent_members.items() if room == room_id
+        }
         for user in {*lists[0], *lists[1], *timeline}:
-            sent = {one.get(user, before.get(user)) for one in lists}
+            sent = {members.get(user, before.get(user)) for members in lists}
             last = timeline.get(user, sent.pop() if len(sent) == 1 else None)
-            known.pop((room_id, user), None)
+            sent_members.pop((room_id, user), None)
             if last is not None:
-                known[room_id, user] = last
+                sent_members[room_id, user] = last
         if not before:
             return room
         return replace(
@@ -127,9 +131,9 @@ def _members(events: list[StoredEvent]) -> Iterator[tuple[str, EventId]]:
             yield event.state_key, event.event_id
 
 
-def _unknown(events: list[StoredEvent], known: Mapping[str, EventId]) -> Iterator[StoredEvent]:
+def _unknown(events: list[StoredEvent], sent: Mapping[str, EventId]) -> Iterator[StoredEvent]:
     for event in events:
-        if event.type != MEMBER or known.get(event.state_key or "") != event.event_id:
+        if event.type != MEMBER or sent.get(event.state_key or "") != event.event_id:
             yield event
 
 
@@ -546,7 +550,7 @@ class RoomState(NamedTuple):
 async def states(
     conn: Connection,
     user_id: UserId,
-    wanted: Sequence[StateRequest],
+    requests: Sequence[StateRequest],
     *,
     members: Sequence[tuple[int, str]] | None,
     picked: EventFilter,
@@ -558,37 +562,41 @@ async def states(
 
     `StorageCorrupt` where a state cannot be read.
     """
-    rooms = (*(one.room for one in wanted), *(one.room for one in shown))
-    found = {room.room_nid: RoomState(room, [], [], [], [], [], [], [], []) for room in rooms}
-    requested = [one for one in wanted if one.whole or one.has_changed or members is not None]
+    rooms = (*(request.room for request in requests), *(request.room for request in shown))
+    by_room = {room.room_nid: RoomState(room, [], [], [], [], [], [], [], []) for room in rooms}
+    requested = [
+        request
+        for request in requests
+        if request.whole or request.has_changed or members is not None
+    ]
     if not requested and not shown:
-        return found
+        return by_room
     rows = await conn.records(
         SQL_STATE,
-        [one.room.room_nid for one in requested],
-        *_columns([one[1:7] for one in requested], 6),
+        [request.room.room_nid for request in requested],
+        *_columns([request[1:7] for request in requested], 6),
         members is not None,
         *_columns(members or (), 2),
         picked != ANY_EVENT,
         *picked.arguments,
         user_id,
-        [one.room.room_nid for one in shown],
-        [one.member_nid for one in shown],
-        [one.has_first for one in requested],
-        [one.ended_key_nid for one in shown],
+        [request.room.room_nid for request in shown],
+        [request.member_nid for request in shown],
+        [request.has_first for request in requested],
+        [request.ended_key_nid for request in shown],
         row=StateRow,
     )
     async for part in parts(rows):
         for row in part:
             if row[EVENT] is None:
-                _add_other(found[row[1]], StateRow._make(row))
+                _add_other(by_room[row[1]], StateRow._make(row))
             else:
-                _add_event(found[row[1]], row)
-    return found
+                _add_event(by_room[row[1]], row)
+    return by_room
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
-    return [[row[place] for row in rows] for place in range(count)]
+    return [[row[index] for row in rows] for index in range(count)]
 
 
 def _add_other(state: RoomState, row: StateRow) -> None:
@@ -657,8 +665,10 @@ def _brought(own: StoredEvent) -> list[dict[str, Any]]:
     unsigned = own.json.get("unsigned")
     if not isinstance(unsigned, dict):
         return []
-    given = next((value for name in BROUGHT if isinstance(value := unsigned.get(name), list)), [])
-    return [strip(event) for event in given if isinstance(event, dict) and _is_stripped(event)]
+    stripped = next(
+        (value for name in BROUGHT if isinstance(value := unsigned.get(name), list)), []
+    )
+    return [strip(event) for event in stripped if isinstance(event, dict) and _is_stripped(event)]
 
 
 def _is_stripped(event: dict[str, Any]) -> bool:

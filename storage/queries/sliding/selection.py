@@ -15,7 +15,7 @@ from storage.queries.sliding.room_lists import RoomList
 from storage.queries.sliding.room_state import Pairs, Required, beyond, union
 from storage.queries.sliding.types import RoomSubscription, SlidingList, SlidingSyncRequest
 from storage.queries.sliding.user_rooms import ListedRoom
-from storage.queries.sync.changed_rooms import BESIDE, covered
+from storage.queries.sync.changed_rooms import OTHER_STREAMS, covered
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.tokens import PosToken, is_foreign_pos
 
@@ -25,7 +25,7 @@ Window = tuple[int, list[ListedRoom]]
 
 
 @dataclass(frozen=True, slots=True)
-class WantedRoom:
+class RequestedRoom:
     """A room that is in a window or a subscription, with the union of their configurations."""
 
     listed: ListedRoom
@@ -41,18 +41,18 @@ class WantedRoom:
 
         One who has forgotten the room was never in it.
         """
-        is_known = self.listed.was_joined and not self.listed.is_forgotten
-        return is_known and self.listed.membership not in (INVITE, KNOCK)
+        was_inside = self.listed.was_joined and not self.listed.is_forgotten
+        return was_inside and self.listed.membership not in (INVITE, KNOCK)
 
 
-class Reason(NamedTuple):
+class WhyIncluded(NamedTuple):
     """Why a wanted room is in the response, unless it turns out to have nothing new.
 
     ``expands``: the timeline limit has grown. ``grown``: state that the client does not have.
     """
 
     is_new: bool
-    has_news: bool
+    has_changed: bool
     expands: bool
     grown: Pairs
     is_direct_changed: bool
@@ -62,23 +62,23 @@ class Reason(NamedTuple):
 
 
 @dataclass(slots=True)
-class Choice:
-    """The rooms of a request. ``left_behind``: rooms with news that are in no window."""
+class Selection:
+    """The rooms of a request. ``outside_windows``: changed rooms that are in no window."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    wanted: dict[int, WantedRoom] = field(default_factory=dict)
-    reasons: dict[int, Reason] = field(default_factory=dict)
-    left_behind: list[ListedRoom] = field(default_factory=list)
+    rooms: dict[int, RequestedRoom] = field(default_factory=dict)
+    why_included: dict[int, WhyIncluded] = field(default_factory=dict)
+    outside_windows: list[ListedRoom] = field(default_factory=list)
 
 
-def wanted_rooms(
+def requested_rooms(
     request: SlidingSyncRequest,
     windows: Mapping[str, Window],
     room_list: RoomList,
     sent: Container[int],
     *,
     timeline_max: int,
-) -> dict[int, WantedRoom]:
+) -> dict[int, RequestedRoom]:
     """Return the rooms of all windows and subscriptions, by nid.
 
     ``timeline_max``: a larger timeline limit is reduced to it.
@@ -90,31 +90,33 @@ def wanted_rooms(
             configs.setdefault(room.room_nid, []).append((name, request.lists[name]))
             listed[room.room_nid] = room
     for room_id, subscription in request.room_subscriptions.items():
-        found = room_list.get(room_id)
-        if found is not None and _may_subscribe(found, sent):
-            configs.setdefault(found.room_nid, []).append((None, subscription))
-            listed[found.room_nid] = found
-    known: dict[tuple[int, ...], tuple[int, Required]] = {}
-    wanted: dict[int, WantedRoom] = {}
-    for nid, given in configs.items():
-        key = tuple(id(config) for _, config in given)
-        if key not in known:  # many rooms have the same configurations
-            limit = max(config.timeline_limit for _, config in given)
-            state = union(_required(config) for _, config in given)
-            known[key] = min(limit, timeline_max), state
-        names = tuple(name for name, _ in given if name is not None)
+        subscribed = room_list.get(room_id)
+        if subscribed is not None and _may_subscribe(subscribed, sent):
+            configs.setdefault(subscribed.room_nid, []).append((None, subscription))
+            listed[subscribed.room_nid] = subscribed
+    unions: dict[tuple[int, ...], tuple[int, Required]] = {}
+    requested: dict[int, RequestedRoom] = {}
+    for nid, room_configs in configs.items():
+        key = tuple(id(config) for _, config in room_configs)
+        if key not in unions:  # many rooms have the same configurations
+            limit = max(config.timeline_limit for _, config in room_configs)
+            state = union(_required(config) for _, config in room_configs)
+            unions[key] = min(limit, timeline_max), state
+        names = tuple(name for name, _ in room_configs if name is not None)
         is_extended = _is_extended(request, listed[nid], names)
-        wanted[nid] = WantedRoom(listed[nid], *known[key], names, is_extended)
-    return wanted
+        requested[nid] = RequestedRoom(listed[nid], *unions[key], names, is_extended)
+    return requested
 
 
 def forgotten_rooms(
     room_list: RoomList, since: VectorPosition, sent: ClientRooms
-) -> dict[int, WantedRoom]:
+) -> dict[int, RequestedRoom]:
     """Return the forgotten rooms whose end the client may lack, by nid, in no list."""
     return {
-        room.room_nid: WantedRoom(room, known.timeline_limit, known.required, (), is_extended=False)
-        for room, known in room_list.forgotten_since(since, sent)
+        room.room_nid: RequestedRoom(
+            room, client_room.timeline_limit, client_room.required, (), is_extended=False
+        )
+        for room, client_room in room_list.forgotten_since(since, sent)
     }
 
 
@@ -141,50 +143,52 @@ def _is_extended(request: SlidingSyncRequest, room: ListedRoom, lists: Iterable[
     )
 
 
-def _is_any(names: Iterable[str], wanted: Collection[str] | None) -> bool:
-    return any(wanted is None or name in wanted for name in names)
+def _is_any(names: Iterable[str], requested: Collection[str] | None) -> bool:
+    return any(requested is None or name in requested for name in names)
 
 
-def choose(
-    wanted: Mapping[int, WantedRoom],
+def select_rooms(
+    requested: Mapping[int, RequestedRoom],
     sent: ClientRooms,
     changed: Mapping[int, ListedRoom],
     direct: Container[str],
     *,
     purged_upto: int,
-) -> Choice:
+) -> Selection:
     """Return which of the wanted rooms the response may have.
 
     ``changed`` are the rooms that may have changed since the `pos`.
     """
-    choice = Choice(wanted=dict(wanted))
-    for nid, room in wanted.items():
+    selection = Selection(rooms=dict(requested))
+    for nid, room in requested.items():
         is_direct = room.listed.room_id in direct
-        reason = _reason(room, sent.get(nid), is_direct, nid in changed, purged_upto)
-        if reason:
-            choice.reasons[nid] = reason
+        why = _why_included(room, sent.get(nid), is_direct, nid in changed, purged_upto)
+        if why:
+            selection.why_included[nid] = why
     for nid, listed in changed.items():
-        known = sent.get(nid)
-        if known is not None and known.sent_upto is None and nid not in wanted:
-            choice.left_behind.append(listed)
-    return choice
+        client_room = sent.get(nid)
+        if client_room is not None and client_room.sent_upto is None and nid not in requested:
+            selection.outside_windows.append(listed)
+    return selection
 
 
-def _reason(
-    room: WantedRoom,
-    known: ClientRoom | None,
+def _why_included(
+    room: RequestedRoom,
+    client_room: ClientRoom | None,
     is_direct: bool,
     has_changed: bool,
     purged_upto: int,
-) -> Reason:
-    if known is None or (known.sent_upto is not None and known.sent_upto < purged_upto):
-        return Reason(True, True, False, frozenset(), False)
-    return Reason(
+) -> WhyIncluded:
+    if client_room is None or (
+        client_room.sent_upto is not None and client_room.sent_upto < purged_upto
+    ):
+        return WhyIncluded(True, True, False, frozenset(), False)
+    return WhyIncluded(
         False,
-        has_changed or known.sent_upto is not None,
-        room.timeline_limit > known.timeline_limit,
-        beyond(room.required, known.required),
-        is_direct != known.is_direct and not room.listed.is_forgotten,
+        has_changed or client_room.sent_upto is not None,
+        room.timeline_limit > client_room.timeline_limit,
+        beyond(room.required, client_room.required),
+        is_direct != client_room.is_direct and not room.listed.is_forgotten,
     )
 
 
@@ -265,15 +269,18 @@ class PreparedRequest:
         """Return up to where the client has the facts of an extension."""
         if self.pos is None:
             return VectorPosition()
-        known = self.pos.extensions.position(stream)
-        if known is None:
-            known = self.pos.upto.position(stream)
-        return VectorPosition() if known is None else known
+        position = self.pos.extensions.position(stream)
+        if position is None:
+            position = self.pos.upto.position(stream)
+        return VectorPosition() if position is None else position
 
     @property
     def waited(self) -> tuple[str, ...]:
         """Return the streams beside the events whose facts end the wait."""
-        return (*(one for one in BESIDE if one in self.body.extensions), *sorted(self.defined))
+        return (
+            *(stream for stream in OTHER_STREAMS if stream in self.body.extensions),
+            *sorted(self.defined),
+        )
 
 
 def _read(pos: str, deployment: str) -> PosToken:

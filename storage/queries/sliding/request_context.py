@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 
-from storage.queries.sliding.choice import PreparedRequest
 from storage.queries.sliding.connection import ClientRooms, ConnectionState
 from storage.queries.sliding.memory import SlidingMemory
 from storage.queries.sliding.room_lists import RoomList
-from storage.queries.sync.changed_rooms import News
+from storage.queries.sliding.selection import PreparedRequest
+from storage.queries.sync.changed_rooms import ChangeSnapshot
 from storage.streams import VectorPosition
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class RequestContext:
     """A request in a snapshot.
 
     ``state`` and ``since`` are None for a new connection. ``sent`` are the rooms that the client
@@ -20,7 +20,7 @@ class Situation:
 
     request: PreparedRequest
     memory: SlidingMemory
-    news: News
+    snapshot: ChangeSnapshot
     state: ConnectionState | None
     since: VectorPosition | None
     sent: ClientRooms
@@ -29,7 +29,7 @@ class Situation:
 
     def changed_keys(self, stream: str) -> set[str] | None:
         """Return the keys with facts that the client does not have. None: unknown."""
-        upto = self.news.token.position(stream)
+        upto = self.snapshot.token.position(stream)
         if upto is None:
             return set()
         after = self.request.extension_position(stream)

@@ -1,0 +1,18 @@
+-- Sent by storage.rebuild.planner.write_planned. Parameters: $1 received_ts bigint, $2 writer_nid
+-- smallint, $3 to $40 loaded_event (event_nid, stream_ordering, topological_ordering, depth,
+-- origin_server_ts, state_group_before, state_group_after, audience, redacted_by, relates_to,
+-- room_nid, sender_nid, type_nid, state_key_nid, rel_type_nid, membership, outlier, backfilled,
+-- soft_failed, redacted_form, ineffective, replaces, has_url, after_gap, event_id, rejected,
+-- prev_events, auth_events, superseded, refused, prev_distance, auth_distance_1, auth_distance_2,
+-- auth_distance_3, auth_distance_4, describes_room, in_order_ts, import_place), $41 import_number
+-- int.
+
+INSERT INTO events (event_nid, stream_ordering, topological_ordering, depth, origin_server_ts, state_group_before, state_group_after, audience, redacted_by, relates_to, room_nid, sender_nid, type_nid, state_key_nid, rel_type_nid, membership, outlier, backfilled, soft_failed, redacted_form, ineffective, replaces, has_url, after_gap, event_id, rejected, prev_events, auth_events, superseded, refused, prev_distance, auth_distance_1, auth_distance_2, auth_distance_3, auth_distance_4, describes_room, in_order_ts, received_ts, encoding, writer_nid, json)
+SELECT i.event_nid, i.stream_ordering, i.topological_ordering, i.depth, i.origin_server_ts, i.state_group_before, i.state_group_after, i.audience, i.redacted_by, i.relates_to, i.room_nid, i.sender_nid, i.type_nid, i.state_key_nid, i.rel_type_nid, i.membership, i.outlier, i.backfilled, i.soft_failed, i.redacted_form, i.ineffective, i.replaces, i.has_url, i.after_gap, i.event_id, i.rejected, i.prev_events::bigint[], i.auth_events::bigint[], i.superseded, i.refused, i.prev_distance, i.auth_distance_1, i.auth_distance_2, i.auth_distance_3, i.auth_distance_4, i.describes_room, i.in_order_ts, $1::bigint, 0, $2::smallint, staged.json
+FROM (SELECT unnest($3::text::bigint[]) AS event_nid, unnest($4::text::bigint[]) AS stream_ordering, unnest($5::text::bigint[]) AS topological_ordering, unnest($6::text::bigint[]) AS depth, unnest($7::text::bigint[]) AS origin_server_ts, unnest($8::text::bigint[]) AS state_group_before, unnest($9::text::bigint[]) AS state_group_after, unnest($10::text::bigint[]) AS audience, unnest($11::text::bigint[]) AS redacted_by, unnest($12::text::bigint[]) AS relates_to, unnest($13::text::int[]) AS room_nid, unnest($14::text::int[]) AS sender_nid, unnest($15::text::int[]) AS type_nid, unnest($16::text::int[]) AS state_key_nid, unnest($17::text::int[]) AS rel_type_nid, unnest($18::text::smallint[]) AS membership, unnest($19::text::boolean[]) AS outlier, unnest($20::text::boolean[]) AS backfilled, unnest($21::text::boolean[]) AS soft_failed, unnest($22::text::boolean[]) AS redacted_form, unnest($23::text::boolean[]) AS ineffective, unnest($24::text::boolean[]) AS replaces, unnest($25::text::boolean[]) AS has_url, unnest($26::text::boolean[]) AS after_gap, unnest($27::text::text[]) AS event_id, unnest($28::text::text[]) AS rejected, unnest($29::text::text[]) AS prev_events, unnest($30::text::text[]) AS auth_events, unnest($31::text::boolean[]) AS superseded, unnest($32::text::text[]) AS refused, unnest($33::text::int[]) AS prev_distance, unnest($34::text::int[]) AS auth_distance_1, unnest($35::text::int[]) AS auth_distance_2, unnest($36::text::int[]) AS auth_distance_3, unnest($37::text::int[]) AS auth_distance_4, unnest($38::text::boolean[]) AS describes_room, unnest($39::text::bigint[]) AS in_order_ts, unnest($40::text::bigint[]) AS import_place WHERE $3::text <> '{}') AS i
+CROSS JOIN LATERAL (
+    SELECT json
+    FROM import_events
+    WHERE import_number = $41::int AND place = i.import_place
+    OFFSET 0
+) AS staged
