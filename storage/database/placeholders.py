@@ -176,6 +176,20 @@ class ColumnList:
 
 
 @dataclass(frozen=True)
+class SharedCondition(ColumnList):
+    """A condition of several statements: `:withheld.of(v)` reads the columns of the alias `v`.
+
+    The ``condition`` has `{row}` for the alias.
+    """
+
+    condition: str = ""
+
+    def text(self, member: str, alias: str) -> str | None:
+        """Return what stands for a placeholder."""
+        return self.condition.replace("{row}", alias) if member == "of" and alias else None
+
+
+@dataclass(frozen=True)
 class LoadedColumns(ColumnList):
     """Columns of a table as a load returns them: some are worked out from several stored ones.
 

@@ -8,8 +8,9 @@ from operator import attrgetter
 from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
+from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.errors import UnknownEvent
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, StoredEventRow, served_at_once, stored, stored_of
@@ -25,9 +26,7 @@ reader AS MATERIALIZED (
 ),
 target AS MATERIALIZED (
     SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid,
-        NOT was_there(e, v.joined_since, v.joined_audiences)
-            AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-            AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld,
+        :withheld.of(v) AS withheld,
         {ignored} AS ignored, f.*
     FROM reader
     CROSS JOIN filter_of($6::text[], $7::text[], $8::text[], $9::text[], $10::boolean) AS f
@@ -35,8 +34,7 @@ target AS MATERIALIZED (
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
     WHERE e.event_id = $1::text AND ($11::text IS NULL
             OR e.room_nid = (SELECT room_nid FROM rooms WHERE room_id = $11::text))
-        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-            v.shared_before, v.reader_nid, v.unread)
+        AND user_sees(e, :user_sees.of(v))
 ),
 -- the topological ranges of the reader's audiences: the hidden events between them are not read
 visible_range AS MATERIALIZED (
@@ -72,9 +70,7 @@ TEMPLATE_SIDE: Final[LiteralString] = """
     FROM (SELECT * FROM target CROSS JOIN visible_range v ORDER BY v.{near_end} {order}) AS t
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, t.joined_since, t.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
+            :withheld.of(t) AS withheld
         FROM events e
         WHERE e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) {beyond} (
@@ -83,8 +79,7 @@ TEMPLATE_SIDE: Final[LiteralString] = """
                     ELSE t.stream_ordering END
             )
             AND e.topological_ordering {within} t.{far_end}
-            AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
-                t.shared_before, t.reader_nid, t.unread)
+            AND user_sees(e, :user_sees.of(t))
             AND not_ignored(e, t.ignored)
             AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
         ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
@@ -94,32 +89,36 @@ TEMPLATE_SIDE: Final[LiteralString] = """
     LIMIT {limit}
 """
 
-SQL_CONTEXT: Final[LiteralString] = fill(
-    TEMPLATE_CONTEXT,
-    ignored=fill(TEMPLATE_IGNORED, reader="$2", named="$5"),
-    before=fill(
-        TEMPLATE_SIDE,
-        order="DESC",
-        near_end="highest",
-        far_end="lowest",
-        beyond="<",
-        within=">=",
-        nearer="LEAST",
-        edge="9223372036854775807",
-        limit="$3::bigint",
+SQL_CONTEXT: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_CONTEXT,
+        ignored=fill(TEMPLATE_IGNORED, reader="$2", named="$5"),
+        before=fill(
+            TEMPLATE_SIDE,
+            order="DESC",
+            near_end="highest",
+            far_end="lowest",
+            beyond="<",
+            within=">=",
+            nearer="LEAST",
+            edge="9223372036854775807",
+            limit="$3::bigint",
+        ),
+        after=fill(
+            TEMPLATE_SIDE,
+            order="ASC",
+            near_end="lowest",
+            far_end="highest",
+            beyond=">",
+            within="<=",
+            nearer="GREATEST",
+            edge="0",
+            limit="$4::bigint",
+        ),
     ),
-    after=fill(
-        TEMPLATE_SIDE,
-        order="ASC",
-        near_end="lowest",
-        far_end="highest",
-        beyond=">",
-        within="<=",
-        nearer="GREATEST",
-        edge="0",
-        limit="$4::bigint",
-    ),
-)
+    USER_SEES,
+    WITHHELD,
+).sql
 
 SQL_STATE_AT: Final[LiteralString] = """
 SELECT path.state_group, path.is_lost

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
-from storage.database.columns import AUTH_NIDS
+from storage.database.columns import AUTH_NIDS, WITHHELD
 from storage.database.connection import Connection, require_room
 from storage.database.placeholders import compose, fill
 from storage.errors import UnknownEvent, UnknownRoom
@@ -22,7 +22,8 @@ from storage.queries.events import StoredEvent, StoredEventRow, stored
 from storage.queries.gaps import refuse_partial
 from storage.queries.state_at import event_nids_before
 
-SQL_BACKFILL: Final[LiteralString] = """
+SQL_BACKFILL: Final[LiteralString] = compose(
+    """
 WITH
 server AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $4::text),
@@ -48,9 +49,7 @@ found AS MATERIALIZED (
 SELECT $4::text IS NOT NULL AND (
         NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences,
             room.reader_nid, room.unread)
-        OR (NOT was_there(e, room.joined_since, room.joined_audiences)
-            AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-            AND NOT was_there_before(e, room.reader_nid, room.unread))
+        OR (:withheld.of(room))
     ) AS withheld,
     e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering,
         e.topological_ordering, claimed_depth(e.depth, e.topological_ordering) AS depth,
@@ -62,9 +61,12 @@ JOIN events e USING (event_nid)
 WHERE $4::text IS NULL
     OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
 ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
-"""
+""",
+    WITHHELD,
+).sql
 
-SQL_MISSING: Final[LiteralString] = """
+SQL_MISSING: Final[LiteralString] = compose(
+    """
 WITH
 server AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $6::text),
@@ -99,9 +101,7 @@ found AS MATERIALIZED (
 SELECT $6::text IS NOT NULL AND (
         NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences,
             room.reader_nid, room.unread)
-        OR (NOT was_there(e, room.joined_since, room.joined_audiences)
-            AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-            AND NOT was_there_before(e, room.reader_nid, room.unread))
+        OR (:withheld.of(room))
     ) AS withheld,
     e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering,
         e.topological_ordering, claimed_depth(e.depth, e.topological_ordering) AS depth,
@@ -113,7 +113,9 @@ JOIN events e USING (event_nid)
 WHERE $6::text IS NULL
     OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
 ORDER BY e.topological_ordering, e.stream_ordering
-"""
+""",
+    WITHHELD,
+).sql
 
 SQL_IS_RESIDENT: Final[LiteralString] = fill("""
 SELECT CASE WHEN r.is_partial THEN EXISTS (

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
+from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.database.prepared import prepare_ahead
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
@@ -88,9 +89,7 @@ page AS MATERIALIZED (  -- one event more than the limit shows that there are mo
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering,
             claimed_depth(e.depth, e.topological_ordering) AS depth, e.redacted_by, e.rejected,
             e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json,
-            NOT was_there(e, r.joined_since, r.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
+            :withheld.of(r) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) <= {upper}
@@ -105,8 +104,7 @@ page AS MATERIALIZED (  -- one event more than the limit shows that there are mo
                         {and_not_left_out_live}
                 )
             )
-            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
-                r.shared_before, r.reader_nid, r.unread)
+            AND user_sees(e, :user_sees.of(r))
             AND not_ignored(e, r.ignored)
             AND is_wanted(e, r.types, r.not_types, r.senders, r.not_senders, r.contains_url)
         ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
@@ -237,50 +235,66 @@ PARTS_NUMBERS: Final[dict[str, LiteralString]] = {
     "rows_max": "$20",
 }
 
-SQL_BACKWARDS: Final[LiteralString] = fill(
-    TEMPLATE_PAGE,
-    ignored=PART_IGNORED,
-    near_end="highest",
-    left_out=PART_NONE_LEFT_OUT,
-    **PARTS_BACKWARDS,
-    **PARTS_ORDINARY,
-)
+SQL_BACKWARDS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_PAGE,
+        ignored=PART_IGNORED,
+        near_end="highest",
+        left_out=PART_NONE_LEFT_OUT,
+        **PARTS_BACKWARDS,
+        **PARTS_ORDINARY,
+    ),
+    USER_SEES,
+    WITHHELD,
+).sql
 
-SQL_FORWARDS: Final[LiteralString] = fill(
-    TEMPLATE_PAGE,
-    ignored=PART_IGNORED,
-    near_end="lowest",
-    left_out=PART_NONE_LEFT_OUT,
-    **PARTS_FORWARDS,
-    **PARTS_ORDINARY,
-)
+SQL_FORWARDS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_PAGE,
+        ignored=PART_IGNORED,
+        near_end="lowest",
+        left_out=PART_NONE_LEFT_OUT,
+        **PARTS_FORWARDS,
+        **PARTS_ORDINARY,
+    ),
+    USER_SEES,
+    WITHHELD,
+).sql
 prepare_ahead(SQL_BACKWARDS, SQL_FORWARDS)
 
-SQL_BACKWARDS_REORDERED: Final[LiteralString] = fill(
-    TEMPLATE_PAGE,
-    ignored=PART_IGNORED,
-    near_end="upper",
-    left_out=PART_NONE_LEFT_OUT,
-    reordered=fill(
-        TEMPLATE_PAGE_RANGE,
-        reordered=fill(TEMPLATE_REORDERED, forwards="false", **PARTS_NUMBERS),
+SQL_BACKWARDS_REORDERED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_PAGE,
+        ignored=PART_IGNORED,
+        near_end="upper",
+        left_out=PART_NONE_LEFT_OUT,
+        reordered=fill(
+            TEMPLATE_PAGE_RANGE,
+            reordered=fill(TEMPLATE_REORDERED, forwards="false", **PARTS_NUMBERS),
+        ),
+        **PARTS_BACKWARDS,
+        **PARTS_REORDERED,
     ),
-    **PARTS_BACKWARDS,
-    **PARTS_REORDERED,
-)
+    USER_SEES,
+    WITHHELD,
+).sql
 
-SQL_FORWARDS_REORDERED: Final[LiteralString] = fill(
-    TEMPLATE_PAGE,
-    ignored=PART_IGNORED,
-    near_end="lower",
-    left_out=PART_LEFT_OUT,
-    reordered=fill(
-        TEMPLATE_PAGE_RANGE,
-        reordered=fill(TEMPLATE_REORDERED, forwards="true", **PARTS_NUMBERS),
+SQL_FORWARDS_REORDERED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_PAGE,
+        ignored=PART_IGNORED,
+        near_end="lower",
+        left_out=PART_LEFT_OUT,
+        reordered=fill(
+            TEMPLATE_PAGE_RANGE,
+            reordered=fill(TEMPLATE_REORDERED, forwards="true", **PARTS_NUMBERS),
+        ),
+        **PARTS_FORWARDS,
+        **PARTS_REORDERED,
     ),
-    **PARTS_FORWARDS,
-    **PARTS_REORDERED,
-)
+    USER_SEES,
+    WITHHELD,
+).sql
 
 
 class PageRow(NamedTuple):

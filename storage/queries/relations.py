@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from storage.codec import StoredBytes
+from storage.database.columns import USER_SEES, WHOLE
 from storage.database.connection import Connection
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.errors import InputError, UnknownEvent
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.context import Context
@@ -61,8 +62,7 @@ target AS MATERIALIZED (
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
     WHERE e.event_id = $1::text {and_not_reordered}
         AND ({in_room} IS NULL OR r.room_id = {in_room})
-        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-            v.shared_before, v.reader_nid, v.unread)
+        AND user_sees(e, :user_sees.of(v))
 ),
 found AS (  -- the types of relations to it: the index leads from each to the next one
     SELECT (
@@ -166,8 +166,7 @@ target AS MATERIALIZED (
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
     WHERE e.event_id = $1::text {and_not_reordered}
         AND ({in_room} IS NULL OR r.room_id = {in_room})
-        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-            v.shared_before, v.reader_nid, v.unread)
+        AND user_sees(e, :user_sees.of(v))
 ),
 -- level by level, not through hidden events. An event relates to one other event: the only cycles
 -- are those by the target
@@ -261,76 +260,104 @@ PARTS_NUMBERS: Final[dict[str, LiteralString]] = {
     "rows_max": "$17",
 }
 
-SQL_BACKWARDS: Final[LiteralString] = fill(
-    TEMPLATE_DIRECT,
-    order="DESC",
-    is_visible=PART_IS_VISIBLE,
-    ignored=PART_IGNORED,
-    **PARTS_ORDINARY,
-)
-
-SQL_FORWARDS: Final[LiteralString] = fill(
-    TEMPLATE_DIRECT, order="ASC", is_visible=PART_IS_VISIBLE, ignored=PART_IGNORED, **PARTS_ORDINARY
-)
-
-SQL_BACKWARDS_REORDERED: Final[LiteralString] = fill(
-    TEMPLATE_DIRECT,
-    order="DESC",
-    is_visible=PART_IS_VISIBLE,
-    ignored=PART_IGNORED,
-    left_out=PART_NONE_LEFT_OUT,
-    reordered=fill(
-        TEMPLATE_PAGE_RANGE,
-        reordered=fill(TEMPLATE_REORDERED, forwards="false", **PARTS_NUMBERS),
+SQL_BACKWARDS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_DIRECT,
+        order="DESC",
+        is_visible=PART_IS_VISIBLE,
+        ignored=PART_IGNORED,
+        **PARTS_ORDINARY,
     ),
-    **PARTS_REORDERED,
-)
+    USER_SEES,
+    WHOLE,
+).sql
 
-SQL_FORWARDS_REORDERED: Final[LiteralString] = fill(
-    TEMPLATE_DIRECT,
-    order="ASC",
-    is_visible=PART_IS_VISIBLE,
-    ignored=PART_IGNORED,
-    left_out=PART_LEFT_OUT,
-    reordered=fill(
-        TEMPLATE_PAGE_RANGE,
-        reordered=fill(TEMPLATE_REORDERED, forwards="true", **PARTS_NUMBERS),
+SQL_FORWARDS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_DIRECT,
+        order="ASC",
+        is_visible=PART_IS_VISIBLE,
+        ignored=PART_IGNORED,
+        **PARTS_ORDINARY,
     ),
-    **PARTS_REORDERED,
-)
+    USER_SEES,
+    WHOLE,
+).sql
 
-SQL_RECURSIVE: Final[LiteralString] = fill(
-    TEMPLATE_RECURSIVE,
-    is_visible=PART_IS_VISIBLE,
-    ignored=PART_IGNORED,
-    and_not_reordered="AND r.moves <= $18::bigint",
-    in_room="$19::text",
-    reordered="",
-    or_brought="",
-    and_not_left_out="",
-    and_not_left_out_live="",
-    left_out=PART_NONE_LEFT_OUT,
-)
-
-SQL_RECURSIVE_REORDERED: Final[LiteralString] = fill(
-    TEMPLATE_RECURSIVE,
-    is_visible=PART_IS_VISIBLE,
-    ignored=PART_IGNORED,
-    and_not_reordered="",
-    in_room="$22::text",
-    reordered=fill(
-        TEMPLATE_REORDERED,
-        room="target",
-        upper="$18",
-        lower="$19",
-        rows_max="$20",
-        forwards="$13::bigint > 0",
+SQL_BACKWARDS_REORDERED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_DIRECT,
+        order="DESC",
+        is_visible=PART_IS_VISIBLE,
+        ignored=PART_IGNORED,
+        left_out=PART_NONE_LEFT_OUT,
+        reordered=fill(
+            TEMPLATE_PAGE_RANGE,
+            reordered=fill(TEMPLATE_REORDERED, forwards="false", **PARTS_NUMBERS),
+        ),
+        **PARTS_REORDERED,
     ),
-    or_brought=PART_OR_BROUGHT,
-    and_not_left_out=PART_NOT_LEFT_OUT,
-    and_not_left_out_live=fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind="$21"),
-    left_out=PART_LEFT_OUT,
-)
+    USER_SEES,
+    WHOLE,
+).sql
+
+SQL_FORWARDS_REORDERED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_DIRECT,
+        order="ASC",
+        is_visible=PART_IS_VISIBLE,
+        ignored=PART_IGNORED,
+        left_out=PART_LEFT_OUT,
+        reordered=fill(
+            TEMPLATE_PAGE_RANGE,
+            reordered=fill(TEMPLATE_REORDERED, forwards="true", **PARTS_NUMBERS),
+        ),
+        **PARTS_REORDERED,
+    ),
+    USER_SEES,
+    WHOLE,
+).sql
+
+SQL_RECURSIVE: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_RECURSIVE,
+        is_visible=PART_IS_VISIBLE,
+        ignored=PART_IGNORED,
+        and_not_reordered="AND r.moves <= $18::bigint",
+        in_room="$19::text",
+        reordered="",
+        or_brought="",
+        and_not_left_out="",
+        and_not_left_out_live="",
+        left_out=PART_NONE_LEFT_OUT,
+    ),
+    USER_SEES,
+    WHOLE,
+).sql
+
+SQL_RECURSIVE_REORDERED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_RECURSIVE,
+        is_visible=PART_IS_VISIBLE,
+        ignored=PART_IGNORED,
+        and_not_reordered="",
+        in_room="$22::text",
+        reordered=fill(
+            TEMPLATE_REORDERED,
+            room="target",
+            upper="$18",
+            lower="$19",
+            rows_max="$20",
+            forwards="$13::bigint > 0",
+        ),
+        or_brought=PART_OR_BROUGHT,
+        and_not_left_out=PART_NOT_LEFT_OUT,
+        and_not_left_out_live=fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind="$21"),
+        left_out=PART_LEFT_OUT,
+    ),
+    USER_SEES,
+    WHOLE,
+).sql
 
 
 class RelatedRow(NamedTuple):
@@ -457,9 +484,8 @@ TEMPLATE_BUNDLES: Final[LiteralString] = """
 latest AS MATERIALIZED (  -- of each thread: an event that itself relates to another begins none
     SELECT p.event_id AS root_id, p.key AS root_key, p.sender_nid AS root_sender_nid,
         last.event_nid, last.event_id, last.sender_nid,
-        last.type_nid, last.whole, p.room_nid, p.principal_nid, p.ignored, p.own_audiences,
-            p.shared_audiences, p.world_audiences,
-        p.shared_before, p.joined_audiences, p.joined_since, p.reader_nid, p.unread
+        last.type_nid, last.whole, p.room_nid, p.principal_nid, p.ignored,
+        p.joined_audiences, :user_sees.of(p)
     FROM parent p
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AS whole
@@ -477,13 +503,11 @@ latest AS MATERIALIZED (  -- of each thread: an event that itself relates to ano
 holder AS MATERIALIZED (
     SELECT event_id, key, room_nid, sender_nid, type_nid, whole
         AND rel_type_nid IS DISTINCT FROM {REL_REPLACE} AS editable, ignored,
-        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences,
-            joined_since, reader_nid, unread
+        joined_audiences, :user_sees.columns
     FROM parent
     UNION
     SELECT event_id, relation_key(event_id), room_nid, sender_nid, type_nid, whole, ignored,
-        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences,
-            joined_since, reader_nid, unread
+        joined_audiences, :user_sees.columns
     FROM latest
 ),
 found AS (
@@ -581,13 +605,9 @@ parent AS MATERIALIZED (
     JOIN events e USING (event_nid)
     CROSS JOIN LATERAL (
         SELECT e.redacted_by IS NULL
-            AND (was_there(e, room.joined_since, room.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, room.reader_nid, room.unread)) AS whole
+            AND :whole.of(room) AS whole
     ) AS form
-    WHERE user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
-        room.world_audiences,
-        room.shared_before, room.reader_nid, room.unread)
+    WHERE user_sees(e, :user_sees.of(room))
 ),
 {bundles}
 SELECT t.about, t.kind, t.events, t.participated, t.ids, s.*
@@ -595,11 +615,15 @@ FROM found t
 LEFT JOIN stored_events s USING (event_nid)
 """
 
-SQL_AGGREGATIONS: Final[LiteralString] = fill(
-    TEMPLATE_AGGREGATIONS,
-    bundles=PART_BUNDLES,
-    ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$3"),
-)
+SQL_AGGREGATIONS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_AGGREGATIONS,
+        bundles=PART_BUNDLES,
+        ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$3"),
+    ),
+    USER_SEES,
+    WHOLE,
+).sql
 
 
 class AggregationRow(NamedTuple):

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
+from storage.database.columns import USER_SEES, WHOLE, WITHHELD
 from storage.database.connection import Connection
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries import relations
@@ -137,13 +138,10 @@ JOIN events e ON e.event_nid = ANY(ARRAY(
     CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
 )) AND e.room_nid = r.room_nid
 CROSS JOIN LATERAL (
-    SELECT NOT was_there(e, r.joined_since, r.joined_audiences)
-        AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
+    SELECT :withheld.of(r) AS withheld
 ) AS form
 JOIN stored_events s USING (event_nid)
-WHERE user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
-        r.shared_before, r.reader_nid, r.unread)
+WHERE user_sees(e, :user_sees.of(r))
     AND (e.rel_type_nid IS NULL OR e.redacted_by IS NOT NULL OR form.withheld)
     AND (NOT $5::boolean OR e.sender_nid = r.principal_nid OR EXISTS (
         SELECT
@@ -156,17 +154,26 @@ WHERE user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_
 """
 """$4: the ids. $5: only threads in which the user participated."""
 
-SQL_THREADS: Final[LiteralString] = fill(
-    TEMPLATE_THREADS,
-    is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="v"),
-    ignored=fill(TEMPLATE_IGNORED, reader="$2", named="$3"),
-)
+SQL_THREADS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_THREADS,
+        is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="v"),
+        ignored=fill(TEMPLATE_IGNORED, reader="$2", named="$3"),
+    ),
+    USER_SEES,
+    WHOLE,
+).sql
 
-SQL_ROOTS: Final[LiteralString] = fill(
-    TEMPLATE_ROOTS,
-    is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r"),
-    ignored=fill(TEMPLATE_IGNORED, reader="$2", named="$3"),
-)
+SQL_ROOTS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_ROOTS,
+        is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r"),
+        ignored=fill(TEMPLATE_IGNORED, reader="$2", named="$3"),
+    ),
+    USER_SEES,
+    WITHHELD,
+    WHOLE,
+).sql
 
 
 class ThreadRow(NamedTuple):

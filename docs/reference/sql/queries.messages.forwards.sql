@@ -54,9 +54,7 @@ page AS MATERIALIZED (  -- one event more than the limit shows that there are mo
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering,
             claimed_depth(e.depth, e.topological_ordering) AS depth, e.redacted_by, e.rejected,
             e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json,
-            NOT was_there(e, r.joined_since, r.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
+            NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) <= (LEAST($3::bigint, r.highest), CASE
@@ -70,8 +68,7 @@ page AS MATERIALIZED (  -- one event more than the limit shows that there are mo
                         AND (e.topological_ordering, e.stream_ordering) > ($16::bigint, $17::bigint)
                 )
             )
-            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
-                r.shared_before, r.reader_nid, r.unread)
+            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before, r.reader_nid, r.unread)
             AND not_ignored(e, r.ignored)
             AND is_wanted(e, r.types, r.not_types, r.senders, r.not_senders, r.contains_url)
         ORDER BY e.topological_ordering ASC, e.stream_ordering ASC

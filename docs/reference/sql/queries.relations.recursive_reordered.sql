@@ -29,8 +29,7 @@ target AS MATERIALIZED (
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
     WHERE e.event_id = $1::text
         AND ($22::text IS NULL OR r.room_id = $22::text)
-        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-            v.shared_before, v.reader_nid, v.unread)
+        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
 ),
 -- level by level, not through hidden events. An event relates to one other event: the only cycles
 -- are those by the target
@@ -42,12 +41,8 @@ walk AS (
     FROM walk w
     CROSS JOIN target r
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, relation_key(e.event_id) AS key, (user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences,
-                r.world_audiences, r.shared_before, r.reader_nid, r.unread,
-                r.ignored)
-            AND (was_there(e, r.joined_since, r.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, r.reader_nid, r.unread))) AS shown
+        SELECT e.event_nid, relation_key(e.event_id) AS key, (user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before, r.reader_nid, r.unread, r.ignored)
+            AND (was_there(e, r.joined_since, r.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, r.reader_nid, r.unread))) AS shown
         FROM events e
         WHERE e.relates_to = w.key AND e.room_nid + 0 = r.room_nid AND NOT e.outlier
             AND e.event_nid <> r.event_nid

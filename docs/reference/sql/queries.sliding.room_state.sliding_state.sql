@@ -3,6 +3,8 @@
 -- $11 int[], $12 text[], $13 int[], $14 text[], $15 text[], $16 text, $17 int[], $18 bigint[].
 
 WITH
+-- More than 150 lines: the required state, names, heroes and counts share the deltas that are read
+-- once.
 room AS MATERIALIZED (
     SELECT r.*, own.state_key_nid AS own_key_nid
     FROM unnest($1::int[], $2::boolean[], $3::bigint[], $4::bigint[], $5::bigint[], $6::boolean[],

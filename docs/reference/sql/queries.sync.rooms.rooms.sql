@@ -4,6 +4,8 @@
 -- boolean, $22 boolean.
 
 WITH
+-- More than 150 lines: the rooms that changed and their timelines are of one snapshot. A quiet sync
+-- needs no other statement.
 reader AS MATERIALIZED (
     SELECT p.principal_nid, k.state_key_nid
     FROM principals p
@@ -171,8 +173,7 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
             WHERE d.room_nid = mine.room_nid AND d.stream_ordering > mine.since
                 AND d.state_key_nid = mine.state_key_nid AND e.membership = 5 /* JOIN */
         ) OR (mine.membership < 3 /* KNOCK */ AND NOT mine.is_forgotten AND (
-            SELECT v.shared_before IS NULL AND user_sees(member, v.joined_since, v.own_audiences,
-                v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
+            SELECT v.shared_before IS NULL AND user_sees(member, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
             FROM visibility_of(mine.room_nid, mine.principal_nid) AS v
         ))) AS whole
         OFFSET 0
@@ -244,14 +245,11 @@ CROSS JOIN LATERAL (SELECT e.*, e.number = $16::bigint AS is_last
         SELECT *
         FROM (SELECT e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.redacted_by,
                 e.redacted_form, e.json, row_number() OVER () AS number,
-                user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-                    v.shared_before, v.reader_nid, v.unread)
+                user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
                     AND not_ignored(e, filter.ignored)
                             AND is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders,
                                 filter.contains_url) AS is_shown,
-                NOT was_there(e, v.joined_since, v.joined_audiences)
-                    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
+                NOT was_there(e, v.joined_since, v.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
             FROM events e
             WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(r.gap, r.lower))
                 AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)

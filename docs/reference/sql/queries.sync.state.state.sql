@@ -4,6 +4,8 @@
 -- $20 boolean[], $21 int[].
 
 WITH
+-- More than 150 lines: states at the start and the end, summaries and invites share the deltas that
+-- are read once.
 -- with the first event of the timeline, at `start`; 0 if there is none
 room AS MATERIALIZED (
     SELECT i.*, COALESCE(e.event_nid, 0) AS first_nid, e.state_key_nid AS first_key_nid,

@@ -66,12 +66,8 @@ thread AS (
         WHERE e.relates_to = t.relates_to AND e.rel_type_nid = (SELECT 22 /* REL_THREAD */)
             AND e.room_nid + 0 = v.room_nid
             AND NOT e.outlier AND e.topological_ordering <= reach.highest
-            AND user_sees_relation(e, v.joined_since, v.own_audiences, v.shared_audiences,
-                    v.world_audiences, v.shared_before, v.reader_nid, v.unread,
-                    v.ignored)
-                AND (was_there(e, v.joined_since, v.joined_audiences)
-                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    OR was_there_before(e, v.reader_nid, v.unread))
+            AND user_sees_relation(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread, v.ignored)
+                AND (was_there(e, v.joined_since, v.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, v.reader_nid, v.unread))
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT 1
     ) AS last

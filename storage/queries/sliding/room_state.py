@@ -531,6 +531,8 @@ due AS MATERIALIZED (  -- what may have changed of the summary of a room
 
 TEMPLATE_STATE: Final[LiteralString] = """
 WITH
+-- More than 150 lines: the required state, names, heroes and counts share the deltas that are read
+-- once.
 {changes}
 selected AS MATERIALIZED (  -- the state to read whether it has changed or not
     SELECT room_nid, CASE WHEN whole THEN wanted ELSE grown END AS number

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
+from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection
 from storage.database.names import INVITE, JOIN, MEMBERSHIP_NAMES, MEMBERSHIPS
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent
 from storage.queries.sliding.choice import Choice, Reason, WantedRoom
@@ -57,6 +58,8 @@ from storage.turns import in_turns
 
 TEMPLATE_TIMELINES: Final[LiteralString] = """
 WITH
+-- More than 150 lines: what a room may show follows from its memberships, in the same snapshot as
+-- its events.
 reader AS MATERIALIZED (
     SELECT p.principal_nid, k.state_key_nid,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($12::text[])) AS ignored,
@@ -213,17 +216,21 @@ PART_TIMELINE: Final[LiteralString] = fill(
     rows_max="$14::bigint",
 )
 
-SQL_TIMELINES: Final[LiteralString] = fill(
-    TEMPLATE_TIMELINES,
-    late=fill(TEMPLATE_LATE, furthest="$8::bigint"),
-    has=PART_HAS,
-    gap=PART_GAP,
-    bump=PART_BUMP,
-    has_state=fill(TEMPLATE_HAS_STATE, upto="r.state_upper"),
-    no_event=PART_NO_EVENT,
-    event=PART_EVENT,
-    timeline=PART_TIMELINE,
-)
+SQL_TIMELINES: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_TIMELINES,
+        late=fill(TEMPLATE_LATE, furthest="$8::bigint"),
+        has=PART_HAS,
+        gap=PART_GAP,
+        bump=PART_BUMP,
+        has_state=fill(TEMPLATE_HAS_STATE, upto="r.state_upper"),
+        no_event=PART_NO_EVENT,
+        event=PART_EVENT,
+        timeline=PART_TIMELINE,
+    ),
+    USER_SEES,
+    WITHHELD,
+).sql
 
 BUMPING: Final = (
     "m.room.create",

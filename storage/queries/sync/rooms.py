@@ -9,9 +9,10 @@ from operator import attrgetter
 from typing import Any, Final, Generic, LiteralString, NamedTuple, Protocol, TypeVar
 
 from storage.codec import StoredBytes
+from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection
 from storage.database.names import JOIN
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.database.prepared import prepare_ahead
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, event_of_room, served_at_once
@@ -53,12 +54,9 @@ PART_LIVE: Final[LiteralString] = "NOT e.outlier AND NOT e.backfilled"
 TEMPLATE_TIMELINE_COLUMNS: Final[LiteralString] = """
     e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.redacted_by,
     e.redacted_form, e.json, row_number() OVER () AS number,
-    user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-        v.shared_before, v.reader_nid, v.unread)
+    user_sees(e, :user_sees.of(v))
         AND {is_wanted} AS is_shown,
-    NOT was_there(e, v.joined_since, v.joined_audiences)
-        AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
+    :withheld.of(v) AS withheld
 """
 
 TEMPLATE_TIMELINE: Final[LiteralString] = """
@@ -351,8 +349,7 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
             WHERE d.room_nid = mine.room_nid AND d.stream_ordering > mine.since
                 AND d.state_key_nid = mine.state_key_nid AND e.membership = {JOIN}
         ) OR (mine.membership < {KNOCK} AND NOT mine.is_forgotten AND (
-            SELECT v.shared_before IS NULL AND user_sees(member, v.joined_since, v.own_audiences,
-                v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
+            SELECT v.shared_before IS NULL AND user_sees(member, :user_sees.of(v))
             FROM visibility_of(mine.room_nid, mine.principal_nid) AS v
         ))) AS whole
         OFFSET 0
@@ -397,6 +394,8 @@ PART_CHANGED_ROOMS: Final[LiteralString] = fill(
 
 TEMPLATE_ROOMS: Final[LiteralString] = """
 WITH
+-- More than 150 lines: the rooms that changed and their timelines are of one snapshot. A quiet sync
+-- needs no other statement.
 {changed_rooms}
 begun AS MATERIALIZED (  -- once a room: otherwise it would be evaluated for each event
     SELECT r.*, start.gap, start.has_state
@@ -468,31 +467,39 @@ PART_TIMELINE: Final[LiteralString] = fill(
     rows_max="$16::bigint",
 )
 
-SQL_ROOMS: Final[LiteralString] = fill(
-    TEMPLATE_ROOMS,
-    changed_rooms=PART_CHANGED_ROOMS,
-    gap=PART_GAP,
-    has_state=PART_HAS_STATE,
-    no_event=PART_NO_EVENT,
-    event=PART_EVENT,
-    timeline=PART_TIMELINE,
-    writer_columns="",
-    no_writer="",
-    writers="",
-)
+SQL_ROOMS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_ROOMS,
+        changed_rooms=PART_CHANGED_ROOMS,
+        gap=PART_GAP,
+        has_state=PART_HAS_STATE,
+        no_event=PART_NO_EVENT,
+        event=PART_EVENT,
+        timeline=PART_TIMELINE,
+        writer_columns="",
+        no_writer="",
+        writers="",
+    ),
+    USER_SEES,
+    WITHHELD,
+).sql
 
-SQL_ROOMS_AND_WRITERS: Final[LiteralString] = fill(
-    TEMPLATE_ROOMS,
-    changed_rooms=PART_CHANGED_ROOMS,
-    gap=PART_GAP,
-    has_state=PART_HAS_STATE,
-    no_event=PART_NO_EVENT,
-    event=PART_EVENT,
-    timeline=PART_TIMELINE,
-    writer_columns=", NULL AS stream_name, NULL AS instance_name, NULL::bigint AS position",
-    no_writer=", NULL, NULL, NULL",
-    writers=fill(TEMPLATE_WRITERS, streams=PART_STREAMS),
-)
+SQL_ROOMS_AND_WRITERS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_ROOMS,
+        changed_rooms=PART_CHANGED_ROOMS,
+        gap=PART_GAP,
+        has_state=PART_HAS_STATE,
+        no_event=PART_NO_EVENT,
+        event=PART_EVENT,
+        timeline=PART_TIMELINE,
+        writer_columns=", NULL AS stream_name, NULL AS instance_name, NULL::bigint AS position",
+        no_writer=", NULL, NULL, NULL",
+        writers=fill(TEMPLATE_WRITERS, streams=PART_STREAMS),
+    ),
+    USER_SEES,
+    WITHHELD,
+).sql
 """Also returns the rows of `positions.SQL_POSITIONS`, in the same snapshot."""
 prepare_ahead(SQL_ROOMS, SQL_ROOMS_AND_WRITERS)
 

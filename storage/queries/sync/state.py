@@ -431,6 +431,8 @@ value AS (  -- each key: the value that the client knows, at the start, and at t
 
 TEMPLATE_STATE: Final[LiteralString] = """
 WITH
+-- More than 150 lines: states at the start and the end, summaries and invites share the deltas that
+-- are read once.
 {values}
 entry AS (
     SELECT CASE WHEN start_nid = end_nid THEN 'both' ELSE 'start' END AS kind, room_nid,
