@@ -38,10 +38,10 @@ SQL_CLIENT_FACTS: Final[LiteralString] = compose(
     """
 WITH
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid,
         COALESCE((SELECT state_key_nid FROM state_keys WHERE type_nid = {TYPE_MEMBER}
-            AND state_key = $1::text),
+            AND state_key = :user_id),
             0) AS own_key_nid
 ),
 named AS MATERIALIZED (
@@ -49,7 +49,7 @@ named AS MATERIALIZED (
     FROM events
     WHERE event_nid = ANY(ARRAY(
         SELECT found.event_nid
-        FROM unnest($2::text[]) AS one (id)
+        FROM unnest(:event_ids) AS one (id)
         CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
     ))
 ),
@@ -130,7 +130,7 @@ SELECT a.event_id AS about, a.is_redaction, a.is_visible, a.is_shown, a.is_whole
         SELECT t.transaction_id
         FROM local_transactions t
         WHERE a.sender_nid = a.principal_nid AND t.event_nid = a.event_nid
-            AND t.sender_nid = a.principal_nid AND t.device_id = $3::text
+            AND t.sender_nid = a.principal_nid AND t.device_id = :device_id
     ) AS transaction_id,
     CASE
         WHEN own.is_lost OR replaced.is_lost OR replaced.event_nid <> 0 AND e.event_nid IS NULL
@@ -158,6 +158,9 @@ LEFT JOIN LATERAL (
 """,
     OWN_ENTRIES,
     USER_SEES,
+    user_id="text",
+    event_ids="text[]",
+    device_id="text",
 ).sql
 
 
@@ -266,10 +269,10 @@ def _of(
 TEMPLATE_CLIENT_PAGE: Final[LiteralString] = """
 WITH
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid,
         {ignored} AS ignored,
-        $6::boolean AS has_device
+        :has_device AS has_device
 ),
 -- the rooms come first: so the visibility is checked while the events are read
 room AS MATERIALIZED (
@@ -277,7 +280,7 @@ room AS MATERIALIZED (
     FROM rooms r
     CROSS JOIN reader
     CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS v
-    WHERE r.room_id = ANY($5::text::text[])
+    WHERE r.room_id = ANY(:room_ids)
 ),
 named AS MATERIALIZED (
     SELECT e.event_id, e.room_nid, e.sender_nid, e.type_nid, e.rel_type_nid, e.redacted_by,
@@ -291,7 +294,7 @@ named AS MATERIALIZED (
     JOIN events e USING (room_nid)
     WHERE e.event_nid = ANY(ARRAY(
         SELECT found.event_nid
-        FROM unnest($2::text::text[]) AS one (id)
+        FROM unnest(:event_ids) AS one (id)
         CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
     ))
         AND user_sees(e, :user_sees.of(room))
@@ -334,10 +337,16 @@ SQL_CLIENT_PAGE: Final[LiteralString] = compose(
     fill(
         TEMPLATE_CLIENT_PAGE,
         bundles=PART_BUNDLES,
-        ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$3::text"),
+        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
     ),
     USER_SEES,
     WHOLE,
+    user_id="text",
+    event_ids="text::text[]",
+    ignored="text::text[]",
+    references_max="bigint",
+    room_ids="text::text[]",
+    has_device="boolean",
 ).sql
 
 

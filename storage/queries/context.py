@@ -14,14 +14,14 @@ from storage.database.placeholders import compose, fill
 from storage.errors import UnknownEvent
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, StoredEventRow, served_at_once, stored, stored_of
-from storage.queries.filters import ANY_EVENT, TEMPLATE_IGNORED, EventFilter
+from storage.queries.filters import ANY_EVENT, FILTER_VALUES, TEMPLATE_IGNORED, EventFilter
 from storage.queries.pagination.page import edge
 from storage.queries.state_at import lost
 
 TEMPLATE_CONTEXT: Final[LiteralString] = """
 WITH
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid
 ),
 target AS MATERIALIZED (
@@ -29,11 +29,11 @@ target AS MATERIALIZED (
         :withheld.of(v) AS withheld,
         {ignored} AS ignored, f.*
     FROM reader
-    CROSS JOIN filter_of($6::text[], $7::text[], $8::text[], $9::text[], $10::boolean) AS f
+    CROSS JOIN filter_of(:types, :not_types, :senders, :not_senders, :contains_url) AS f
     CROSS JOIN events e
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
-    WHERE e.event_id = $1::text AND ($11::text IS NULL
-            OR e.room_nid = (SELECT room_nid FROM rooms WHERE room_id = $11::text))
+    WHERE e.event_id = :event_id AND (:room_id IS NULL
+            OR e.room_nid = (SELECT room_nid FROM rooms WHERE room_id = :room_id))
         AND user_sees(e, :user_sees.of(v))
 ),
 -- the topological ranges of the reader's audiences: the hidden events between them are not read
@@ -42,7 +42,7 @@ visible_range AS MATERIALIZED (
     FROM target t
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL topological_ranges_of(
-        t.room_nid, t.principal_nid, r.out_of_range, t.topological_ordering, $3::bigint, $4::bigint
+        t.room_nid, t.principal_nid, r.out_of_range, t.topological_ordering, :before_max, :after_max
     ) AS v
 ),
 before AS (
@@ -92,7 +92,7 @@ TEMPLATE_SIDE: Final[LiteralString] = """
 SQL_CONTEXT: Final[LiteralString] = compose(
     fill(
         TEMPLATE_CONTEXT,
-        ignored=fill(TEMPLATE_IGNORED, reader="$2", named="$5"),
+        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
         before=fill(
             TEMPLATE_SIDE,
             order="DESC",
@@ -102,7 +102,7 @@ SQL_CONTEXT: Final[LiteralString] = compose(
             within=">=",
             nearer="LEAST",
             edge="9223372036854775807",
-            limit="$3::bigint",
+            limit=":before_max",
         ),
         after=fill(
             TEMPLATE_SIDE,
@@ -113,14 +113,22 @@ SQL_CONTEXT: Final[LiteralString] = compose(
             within="<=",
             nearer="GREATEST",
             edge="0",
-            limit="$4::bigint",
+            limit=":after_max",
         ),
     ),
     USER_SEES,
     WITHHELD,
+    event_id="text",
+    user_id="text",
+    before_max="bigint",
+    after_max="bigint",
+    ignored="text[]",
+    **FILTER_VALUES,
+    room_id="text",
 ).sql
 
-SQL_STATE_AT: Final[LiteralString] = """
+SQL_STATE_AT: Final[LiteralString] = compose(
+    """
 SELECT path.state_group, path.is_lost
     OR (entry.event_nid IS NOT NULL AND s.event_nid IS NULL) AS is_lost, s.event_nid, s.event_id,
         r.room_id, r.room_version, s.stream_ordering, s.topological_ordering,
@@ -129,7 +137,7 @@ SELECT path.state_group, path.is_lost
     s.rejected, s.soft_failed, s.outlier, s.redacted_form, s.encoding, s.json
 FROM events e
 JOIN rooms r USING (room_nid)
-CROSS JOIN filter_of($2::text[], $3::text[], $4::text[], $5::text[], $6::boolean) AS f
+CROSS JOIN filter_of(:types, :not_types, :senders, :not_senders, :contains_url) AS f
 CROSS JOIN LATERAL (
     SELECT w.state_group, bool_or(g.state_group IS NULL) AS is_lost
     FROM (SELECT COALESCE(e.state_group_after, e.state_group_before) AS state_group) AS w
@@ -139,10 +147,13 @@ CROSS JOIN LATERAL (
 ) AS path
 LEFT JOIN LATERAL state_entries(path.state_group) AS entry ON true
 LEFT JOIN events s ON s.event_nid = entry.event_nid
-WHERE e.event_id = $1::text
+WHERE e.event_id = :event_id
     AND (s.event_nid IS NULL
         OR is_wanted(s, f.types, f.not_types, f.senders, f.not_senders, f.contains_url))
-"""
+""",
+    event_id="text",
+    **FILTER_VALUES,
+).sql
 
 
 class ContextStateRow(NamedTuple):

@@ -24,6 +24,7 @@ from storage.queries.pagination.page import (
     PART_NONE_LEFT_OUT,
     PART_NOT_LEFT_OUT,
     PART_OR_BROUGHT,
+    REORDERED_VALUES,
     TEMPLATE_NOT_LEFT_OUT_LIVE,
     TEMPLATE_REORDERED,
     Direction,
@@ -49,7 +50,7 @@ LEVELS: Final = 3
 TEMPLATE_DIRECT: Final[LiteralString] = """
 WITH RECURSIVE
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid,
         {ignored} AS ignored
 ),
@@ -60,7 +61,7 @@ target AS MATERIALIZED (
     CROSS JOIN events e
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
-    WHERE e.event_id = $1::text {and_not_reordered}
+    WHERE e.event_id = :event_id {and_not_reordered}
         AND ({in_room} IS NULL OR r.room_id = {in_room})
         AND user_sees(e, :user_sees.of(v))
 ),
@@ -70,7 +71,7 @@ found AS (  -- the types of relations to it: the index leads from each to the ne
             ORDER BY e.rel_type_nid LIMIT 1
     ) AS rel_type_nid, r.key
     FROM target r
-    WHERE $4::text IS NULL
+    WHERE :rel_type IS NULL
     UNION ALL
     SELECT (
         SELECT e.rel_type_nid
@@ -85,7 +86,7 @@ found AS (  -- the types of relations to it: the index leads from each to the ne
 kind AS MATERIALIZED (
     SELECT rel_type_nid FROM found WHERE rel_type_nid IS NOT NULL
     UNION ALL
-    SELECT type_nid FROM event_types WHERE type = $4::text
+    SELECT type_nid FROM event_types WHERE type = :rel_type
 ),
 {reordered}
 page AS MATERIALIZED (  -- of each type the limit and one more, which shows that there are more
@@ -102,24 +103,24 @@ page AS MATERIALIZED (  -- of each type the limit and one more, which shows that
             AND e.room_nid + 0 = r.room_nid AND NOT e.outlier  -- + 0: see aggregations.py
             AND (e.topological_ordering, e.stream_ordering) <= {upper}
             AND {above_lower}
-            AND (e.backfilled OR e.stream_ordering <= $8::bigint)
+            AND (e.backfilled OR e.stream_ordering <= :upper_live)
             AND (
-                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
+                (e.topological_ordering, e.stream_ordering) > (:lower, :lower_stream)
                     {and_not_left_out}
                 OR (
-                    NOT e.backfilled AND e.stream_ordering > $11::bigint
-                        AND (e.topological_ordering, e.stream_ordering) > ($13::bigint, $14::bigint)
+                    NOT e.backfilled AND e.stream_ordering > :lower_live
+                        AND (e.topological_ordering, e.stream_ordering) > (:above, :above_stream)
                         {and_not_left_out_live}
                 )
             )
-            AND ($5::text IS NULL
-                OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
+            AND (:event_type IS NULL
+                OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = :event_type))
             AND {is_visible}
         ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
-        LIMIT $12::bigint + 1
+        LIMIT :page_max + 1
     ) AS e
     ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
-    LIMIT $12::bigint + 1
+    LIMIT :page_max + 1
 )
 SELECT r.moves, {left_out},
     page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering,
@@ -130,19 +131,14 @@ FROM target r
 LEFT JOIN page ON true
 ORDER BY page.topological_ordering {order}, page.stream_ordering {order}
 """
-"""Parameters: $6 to $8 are the upper end (topological, stream, live), $9 to $11 the lower one.
-
-$13 and $14 are `above` the lower end. Then come $15 the moves that the tokens know, or for a
-reordered page $15 and $16 the `numbers` of both ends, $17 the most moves to read, $18 `behind`.
-The last one is the room that the event must be of, or NULL.
-"""
+"""The parameters are those of a page (messages.py). `:room_id`: the room of the event, or NULL."""
 
 TEMPLATE_PAGE_RANGE: Final[LiteralString] = """
 {reordered}
 page_range AS MATERIALIZED (  -- each brought event is a range of its own
-    SELECT CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint
-        ELSE $13::bigint END AS lower, 0::bigint AS lower_stream,
-        $6::bigint AS upper, $7::bigint AS upper_stream
+    SELECT CASE WHEN :lower_live = 9223372036854775807 THEN :lower
+        ELSE :above END AS lower, 0::bigint AS lower_stream,
+        :upper AS upper, :upper_stream AS upper_stream
     UNION ALL
     SELECT topological_ordering, stream_ordering, topological_ordering, stream_ordering FROM brought
 ),
@@ -151,11 +147,11 @@ page_range AS MATERIALIZED (  -- each brought event is a range of its own
 TEMPLATE_RECURSIVE: Final[LiteralString] = """
 WITH RECURSIVE
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid,
         {ignored} AS ignored,
-        (SELECT type_nid FROM event_types WHERE type = $4::text) AS rel_type_nid,
-        (SELECT type_nid FROM event_types WHERE type = $5::text) AS type_nid
+        (SELECT type_nid FROM event_types WHERE type = :rel_type) AS rel_type_nid,
+        (SELECT type_nid FROM event_types WHERE type = :event_type) AS type_nid
 ),
 target AS MATERIALIZED (
     SELECT e.event_nid, relation_key(e.event_id) AS key, e.room_nid, r.moves, reader.ignored,
@@ -164,7 +160,7 @@ target AS MATERIALIZED (
     CROSS JOIN events e
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
-    WHERE e.event_id = $1::text {and_not_reordered}
+    WHERE e.event_id = :event_id {and_not_reordered}
         AND ({in_room} IS NULL OR r.room_id = {in_room})
         AND user_sees(e, :user_sees.of(v))
 ),
@@ -182,16 +178,16 @@ walk AS (
         FROM events e
         WHERE e.relates_to = w.key AND e.room_nid + 0 = r.room_nid AND NOT e.outlier
             AND e.event_nid <> r.event_nid
-            AND ($4::text IS NULL OR e.rel_type_nid = r.rel_type_nid)
-            AND ($5::text IS NULL OR e.type_nid = r.type_nid)
+            AND (:rel_type IS NULL OR e.rel_type_nid = r.rel_type_nid)
+            AND (:event_type IS NULL OR e.type_nid = r.type_nid)
         OFFSET 0
     ) AS e
-    WHERE w.shown AND w.level < $15::int
+    WHERE w.shown AND w.level < :levels
 ),
 found AS (  -- stops the walk once it has read that many rows
     SELECT event_nid, level, shown
     FROM walk
-    LIMIT $14::bigint
+    LIMIT :rows_max
 ),
 {reordered}
 page AS MATERIALIZED (
@@ -199,44 +195,41 @@ page AS MATERIALIZED (
     FROM found f
     JOIN events e USING (event_nid)
     WHERE f.shown AND f.level > 0
-        AND ((e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint) {or_brought})
-        AND (e.backfilled OR e.stream_ordering <= $8::bigint)
+        AND ((e.topological_ordering, e.stream_ordering) <= (:upper, :upper_stream) {or_brought})
+        AND (e.backfilled OR e.stream_ordering <= :upper_live)
         AND (
-            (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
+            (e.topological_ordering, e.stream_ordering) > (:lower, :lower_stream)
                 {and_not_left_out}
             OR (
-                NOT e.backfilled AND e.stream_ordering > $11::bigint
-                    AND (e.topological_ordering, e.stream_ordering) > ($16::bigint, $17::bigint)
+                NOT e.backfilled AND e.stream_ordering > :lower_live
+                    AND (e.topological_ordering, e.stream_ordering) > (:above, :above_stream)
                     {and_not_left_out_live}
             )
         )
-    ORDER BY e.topological_ordering * $13::bigint, e.stream_ordering * $13::bigint
-    LIMIT $12::bigint + 1
+    ORDER BY e.topological_ordering * :sign, e.stream_ordering * :sign
+    LIMIT :page_max + 1
 )
 SELECT r.moves, {left_out}, s.*
 FROM target r
 LEFT JOIN page ON true
 LEFT JOIN stored_events s ON s.event_nid = page.event_nid
-ORDER BY page.topological_ordering * $13::bigint, page.stream_ordering * $13::bigint
+ORDER BY page.topological_ordering * :sign, page.stream_ordering * :sign
 """
-"""Parameters as of `TEMPLATE_DIRECT` up to $12. $13 is -1 for a page backwards, else 1.
-
-$14 is the most rows of the walk, $15 `LEVELS`. From $16 on they go on as there from $13.
-"""
+"""`:sign` is -1 for a page backwards, else 1. `:rows_max`: of the walk. `:levels`: `LEVELS`."""
 
 PART_IS_VISIBLE: Final[LiteralString] = fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")
 
-PART_IGNORED: Final[LiteralString] = fill(TEMPLATE_IGNORED, reader="$2", named="$3")
+PART_IGNORED: Final[LiteralString] = fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored")
 
 PARTS_ORDINARY: Final[dict[str, LiteralString]] = {
-    "and_not_reordered": "AND r.moves <= $15::bigint",
-    "in_room": "$16::text",
+    "and_not_reordered": "AND r.moves <= :moves",
+    "in_room": ":room_id",
     "reordered": "",
     "page_range": "",
-    "upper": "($6::bigint, $7::bigint)",
+    "upper": "(:upper, :upper_stream)",
     "above_lower": """
             e.topological_ordering >= CASE
-                WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE $13::bigint END
+                WHEN :lower_live = 9223372036854775807 THEN :lower ELSE :above END
     """,
     "and_not_left_out": "",
     "and_not_left_out_live": "",
@@ -245,20 +238,36 @@ PARTS_ORDINARY: Final[dict[str, LiteralString]] = {
 
 PARTS_REORDERED: Final[dict[str, LiteralString]] = {
     "and_not_reordered": "",
-    "in_room": "$19::text",
+    "in_room": ":room_id",
     "page_range": "CROSS JOIN page_range AS p",
     "upper": "(p.upper, p.upper_stream)",
     "above_lower": "(e.topological_ordering, e.stream_ordering) >= (p.lower, p.lower_stream)",
     "and_not_left_out": PART_NOT_LEFT_OUT,
-    "and_not_left_out_live": fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind="$18"),
+    "and_not_left_out_live": fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind=":behind"),
 }
 
 PARTS_NUMBERS: Final[dict[str, LiteralString]] = {
     "room": "target",
-    "upper": "$15",
-    "lower": "$16",
-    "rows_max": "$17",
+    "upper": ":upper_numbers",
+    "lower": ":lower_numbers",
+    "rows_max": ":moves_max",
 }
+
+PAGE_VALUES: Final[dict[str, str]] = {
+    "event_id": "text",
+    "user_id": "text",
+    "ignored": "text[]",
+    "rel_type": "text",
+    "event_type": "text",
+    "upper": "bigint",
+    "upper_stream": "bigint",
+    "upper_live": "bigint",
+    "lower": "bigint",
+    "lower_stream": "bigint",
+    "lower_live": "bigint",
+    "page_max": "bigint",
+}
+"""The first parameters of a page."""
 
 SQL_BACKWARDS: Final[LiteralString] = compose(
     fill(
@@ -270,6 +279,11 @@ SQL_BACKWARDS: Final[LiteralString] = compose(
     ),
     USER_SEES,
     WHOLE,
+    **PAGE_VALUES,
+    above="bigint",
+    above_stream="bigint",
+    moves="bigint",
+    room_id="text",
 ).sql
 
 SQL_FORWARDS: Final[LiteralString] = compose(
@@ -282,6 +296,11 @@ SQL_FORWARDS: Final[LiteralString] = compose(
     ),
     USER_SEES,
     WHOLE,
+    **PAGE_VALUES,
+    above="bigint",
+    above_stream="bigint",
+    moves="bigint",
+    room_id="text",
 ).sql
 
 SQL_BACKWARDS_REORDERED: Final[LiteralString] = compose(
@@ -299,6 +318,11 @@ SQL_BACKWARDS_REORDERED: Final[LiteralString] = compose(
     ),
     USER_SEES,
     WHOLE,
+    **PAGE_VALUES,
+    above="bigint",
+    above_stream="bigint",
+    **REORDERED_VALUES,
+    room_id="text",
 ).sql
 
 SQL_FORWARDS_REORDERED: Final[LiteralString] = compose(
@@ -316,6 +340,11 @@ SQL_FORWARDS_REORDERED: Final[LiteralString] = compose(
     ),
     USER_SEES,
     WHOLE,
+    **PAGE_VALUES,
+    above="bigint",
+    above_stream="bigint",
+    **REORDERED_VALUES,
+    room_id="text",
 ).sql
 
 SQL_RECURSIVE: Final[LiteralString] = compose(
@@ -323,8 +352,8 @@ SQL_RECURSIVE: Final[LiteralString] = compose(
         TEMPLATE_RECURSIVE,
         is_visible=PART_IS_VISIBLE,
         ignored=PART_IGNORED,
-        and_not_reordered="AND r.moves <= $18::bigint",
-        in_room="$19::text",
+        and_not_reordered="AND r.moves <= :moves",
+        in_room=":room_id",
         reordered="",
         or_brought="",
         and_not_left_out="",
@@ -333,6 +362,14 @@ SQL_RECURSIVE: Final[LiteralString] = compose(
     ),
     USER_SEES,
     WHOLE,
+    **PAGE_VALUES,
+    sign="bigint",
+    rows_max="bigint",
+    levels="int",
+    above="bigint",
+    above_stream="bigint",
+    moves="bigint",
+    room_id="text",
 ).sql
 
 SQL_RECURSIVE_REORDERED: Final[LiteralString] = compose(
@@ -341,22 +378,30 @@ SQL_RECURSIVE_REORDERED: Final[LiteralString] = compose(
         is_visible=PART_IS_VISIBLE,
         ignored=PART_IGNORED,
         and_not_reordered="",
-        in_room="$22::text",
+        in_room=":room_id",
         reordered=fill(
             TEMPLATE_REORDERED,
             room="target",
-            upper="$18",
-            lower="$19",
-            rows_max="$20",
-            forwards="$13::bigint > 0",
+            upper=":upper_numbers",
+            lower=":lower_numbers",
+            rows_max=":moves_max",
+            forwards=":sign > 0",
         ),
         or_brought=PART_OR_BROUGHT,
         and_not_left_out=PART_NOT_LEFT_OUT,
-        and_not_left_out_live=fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind="$21"),
+        and_not_left_out_live=fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind=":behind"),
         left_out=PART_LEFT_OUT,
     ),
     USER_SEES,
     WHOLE,
+    **PAGE_VALUES,
+    sign="bigint",
+    rows_max="bigint",
+    levels="int",
+    above="bigint",
+    above_stream="bigint",
+    **REORDERED_VALUES,
+    room_id="text",
 ).sql
 
 
@@ -550,7 +595,7 @@ found AS (
                 AND NOT e.outlier
                 AND {visible_by_holder}
             ORDER BY e.topological_ordering, e.stream_ordering
-            LIMIT $4::bigint
+            LIMIT :references_max
         ) AS r
     ) AS referring
     WHERE referring.ids IS NOT NULL
@@ -572,13 +617,13 @@ PART_BUNDLES: Final[LiteralString] = fill(
 TEMPLATE_AGGREGATIONS: Final[LiteralString] = """
 WITH
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid,
         {ignored} AS ignored
 ),
 named AS MATERIALIZED (
     SELECT found.event_nid, found.room_nid, relation_key(found.event_id) AS key
-    FROM (SELECT DISTINCT unnest($2::text[]) AS id) AS one
+    FROM (SELECT DISTINCT unnest(:event_ids) AS id) AS one
     CROSS JOIN LATERAL (
         SELECT event_nid, room_nid, event_id FROM events WHERE event_id = one.id OFFSET 0
     ) AS found
@@ -619,10 +664,14 @@ SQL_AGGREGATIONS: Final[LiteralString] = compose(
     fill(
         TEMPLATE_AGGREGATIONS,
         bundles=PART_BUNDLES,
-        ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$3"),
+        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
     ),
     USER_SEES,
     WHOLE,
+    user_id="text",
+    event_ids="text[]",
+    ignored="text[]",
+    references_max="bigint",
 ).sql
 
 

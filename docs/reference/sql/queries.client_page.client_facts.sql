@@ -1,4 +1,5 @@
--- Sent by storage.queries.client_page.client_facts. Parameters: $1 text, $2 text[], $3 text.
+-- Sent by storage.queries.client_page.client_facts. Parameters: $1 user_id text, $2 event_ids
+-- text[], $3 device_id text.
 
 WITH
 reader AS MATERIALIZED (

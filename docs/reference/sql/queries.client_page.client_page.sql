@@ -1,5 +1,5 @@
--- Sent by storage.queries.client_page.client_page. Parameters: $1 text, $2 text, $3 text, $4
--- bigint, $5 text, $6 boolean.
+-- Sent by storage.queries.client_page.client_page. Parameters: $1 user_id text, $2 event_ids text,
+-- $3 ignored text, $4 references_max bigint, $5 room_ids text, $6 has_device boolean.
 
 WITH
 reader AS MATERIALIZED (

@@ -1,5 +1,6 @@
--- Sent by storage.queries.context.context. Parameters: $1 text, $2 text, $3 bigint, $4 bigint, $5
--- text[], $6 text[], $7 text[], $8 text[], $9 text[], $10 boolean, $11 text.
+-- Sent by storage.queries.context.context. Parameters: $1 event_id text, $2 user_id text, $3
+-- before_max bigint, $4 after_max bigint, $5 ignored text[], $6 types text[], $7 not_types text[],
+-- $8 senders text[], $9 not_senders text[], $10 contains_url boolean, $11 room_id text.
 
 WITH
 reader AS MATERIALIZED (

@@ -1,5 +1,5 @@
--- Sent by storage.queries.federation.backfill. Parameters: $1 text, $2 text[], $3 int, $4 text, $5
--- int.
+-- Sent by storage.queries.federation.backfill. Parameters: $1 room_id text, $2 event_ids text[], $3
+-- limit int, $4 server_name text, $5 rows_max int.
 
 WITH
 server AS MATERIALIZED (

@@ -1,5 +1,6 @@
--- Sent by storage.queries.federation.missing_events. Parameters: $1 text, $2 text[], $3 text[], $4
--- int, $5 bigint, $6 text, $7 int.
+-- Sent by storage.queries.federation.missing_events. Parameters: $1 room_id text, $2 earliest
+-- text[], $3 latest text[], $4 limit int, $5 min_depth bigint, $6 server_name text, $7 rows_max
+-- int.
 
 WITH
 server AS MATERIALIZED (

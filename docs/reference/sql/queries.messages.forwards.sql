@@ -1,6 +1,8 @@
--- Sent by storage.queries.messages._statements. Parameters: $1 text, $2 text, $3 bigint, $4 bigint,
--- $5 bigint, $6 bigint, $7 bigint, $8 bigint, $9 bigint, $10 text[], $11 text[], $12 text[], $13
--- text[], $14 text[], $15 boolean, $16 bigint, $17 bigint, $18 bigint.
+-- Sent by storage.queries.messages._statements. Parameters: $1 room_id text, $2 user_id text, $3
+-- upper bigint, $4 upper_stream bigint, $5 upper_live bigint, $6 lower bigint, $7 lower_stream
+-- bigint, $8 lower_live bigint, $9 page_max bigint, $10 ignored text[], $11 types text[], $12
+-- not_types text[], $13 senders text[], $14 not_senders text[], $15 contains_url boolean, $16 above
+-- bigint, $17 above_stream bigint, $18 moves bigint.
 
 WITH
 reader AS MATERIALIZED (

@@ -1,5 +1,5 @@
--- Sent by storage.queries.relations.aggregations. Parameters: $1 text, $2 text[], $3 text[], $4
--- bigint.
+-- Sent by storage.queries.relations.aggregations. Parameters: $1 user_id text, $2 event_ids text[],
+-- $3 ignored text[], $4 references_max bigint.
 
 WITH
 reader AS MATERIALIZED (

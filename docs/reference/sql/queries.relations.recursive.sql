@@ -1,6 +1,8 @@
--- Sent by storage.queries.relations._statements. Parameters: $1 text, $2 text, $3 text[], $4 text,
--- $5 text, $6 bigint, $7 bigint, $8 bigint, $9 bigint, $10 bigint, $11 bigint, $12 bigint, $13
--- bigint, $14 bigint, $15 int, $16 bigint, $17 bigint, $18 bigint, $19 text.
+-- Sent by storage.queries.relations._statements. Parameters: $1 event_id text, $2 user_id text, $3
+-- ignored text[], $4 rel_type text, $5 event_type text, $6 upper bigint, $7 upper_stream bigint, $8
+-- upper_live bigint, $9 lower bigint, $10 lower_stream bigint, $11 lower_live bigint, $12 page_max
+-- bigint, $13 sign bigint, $14 rows_max bigint, $15 levels int, $16 above bigint, $17 above_stream
+-- bigint, $18 moves bigint, $19 room_id text.
 
 WITH RECURSIVE
 reader AS MATERIALIZED (

@@ -1,6 +1,7 @@
--- Sent by storage.queries.sliding.timelines.timelines. Parameters: $1 text, $2 int[], $3 bigint[],
--- $4 boolean[], $5 boolean[], $6 boolean[], $7 bigint[], $8 bigint, $9 bigint, $10 text[], $11
--- bigint[], $12 text[], $13 text[], $14 bigint.
+-- Sent by storage.queries.sliding.timelines.timelines. Parameters: $1 user_id text, $2 room_nids
+-- int[], $3 sent_upto bigint[], $4 is_inside boolean[], $5 is_new boolean[], $6 expands boolean[],
+-- $7 timeline_max bigint[], $8 upto bigint, $9 least_position bigint, $10 writers text[], $11
+-- writer_positions bigint[], $12 ignored text[], $13 bumping text[], $14 rows_max bigint.
 
 WITH
 -- More than 150 lines: what a room may show follows from its memberships, in the same snapshot as

@@ -1,7 +1,9 @@
--- Sent by storage.queries.sync.rooms.rooms_and_writers. Parameters: $1 text, $2 bigint, $3 bigint,
--- $4 boolean, $5 bigint, $6 bigint, $7 int, $8 bigint, $9 bigint, $10 text[], $11 bigint[], $12
--- text[], $13 int[], $14 text[], $15 text[], $16 bigint, $17 text[], $18 text[], $19 text[], $20
--- text[], $21 boolean, $22 boolean.
+-- Sent by storage.queries.sync.rooms.rooms_and_writers. Parameters: $1 user_id text, $2 since
+-- bigint, $3 upto bigint, $4 full_state boolean, $5 rooms_max bigint, $6 below_activity bigint, $7
+-- below_room_nid int, $8 timeline_max bigint, $9 least_position bigint, $10 writers text[], $11
+-- writer_positions bigint[], $12 ignored text[], $13 room_nids int[], $14 room_ids text[], $15
+-- not_rooms text[], $16 rows_max bigint, $17 types text[], $18 not_types text[], $19 senders
+-- text[], $20 not_senders text[], $21 contains_url boolean, $22 include_leave boolean.
 
 WITH
 -- More than 150 lines: the rooms that changed and their timelines are of one snapshot. A quiet sync
@@ -132,7 +134,8 @@ joined AS (
     ) AS latest (activity)
     WHERE mine.membership = 5 /* JOIN */
         AND (mine.since IS NOT NULL OR NOT mine.is_changed OR mine.membership_then = 5 /* JOIN */)
-        AND ($6::bigint IS NULL OR (latest.activity, mine.room_nid) < ($6::bigint, $7::int))
+        AND ($6::bigint IS NULL
+            OR (latest.activity, mine.room_nid) < ($6::bigint, $7::int))
     ORDER BY latest.activity DESC, mine.room_nid DESC
     LIMIT $5::bigint
 ),

@@ -1,5 +1,5 @@
--- Sent by storage.queries.threads._roots. Parameters: $1 text, $2 text, $3 text[], $4 text[], $5
--- boolean.
+-- Sent by storage.queries.threads._roots. Parameters: $1 room_id text, $2 user_id text, $3 ignored
+-- text[], $4 root_ids text[], $5 participated boolean.
 
 WITH reader AS MATERIALIZED (
     SELECT r.room_nid, u.principal_nid, u.ignored, v.*

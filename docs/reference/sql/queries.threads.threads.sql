@@ -1,5 +1,5 @@
--- Sent by storage.queries.threads._step. Parameters: $1 text, $2 text, $3 text[], $4 bigint, $5
--- bigint, $6 bigint, $7 bigint.
+-- Sent by storage.queries.threads._step. Parameters: $1 room_id text, $2 user_id text, $3 ignored
+-- text[], $4 below bigint, $5 below_stream bigint, $6 replies_max bigint, $7 threads_max bigint.
 
 WITH
 reader AS MATERIALIZED (

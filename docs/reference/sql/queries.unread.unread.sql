@@ -1,5 +1,6 @@
--- Sent by storage.queries.unread._rows. Parameters: $1 text, $2 int[], $3 text[], $4 text[], $5
--- bigint, $6 bigint, $7 text[], $8 bigint[], $9 boolean, $10 bigint[].
+-- Sent by storage.queries.unread._rows. Parameters: $1 user_id text, $2 room_nids int[], $3 types
+-- text[], $4 ignored text[], $5 count_max bigint, $6 rows_max bigint, $7 room_ids text[], $8
+-- related_to bigint[], $9 counts_reactions boolean, $10 thread_keys bigint[].
 
 WITH RECURSIVE
 -- More than 150 lines: the condition of an event that counts is there three times, as each of the

@@ -62,15 +62,15 @@ WITH
 -- its events.
 reader AS MATERIALIZED (
     SELECT p.principal_nid, k.state_key_nid,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($12::text[])) AS ignored,
-        ARRAY(SELECT type_nid FROM event_types WHERE type = ANY($13::text[])) AS bumping
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(:ignored)) AS ignored,
+        ARRAY(SELECT type_nid FROM event_types WHERE type = ANY(:bumping)) AS bumping
     FROM principals p
     LEFT JOIN state_keys k ON k.type_nid = {TYPE_MEMBER} AND k.state_key = p.name
-    WHERE p.name = $1::text
+    WHERE p.name = :user_id
 ),
 own AS MATERIALIZED (  -- the given rooms, with the membership of the user
     SELECT g.*, u.*, m.membership, m.event_nid AS member_nid, m.stream_ordering, m.writer_nid
-    FROM unnest($2::int[], $3::bigint[], $4::boolean[], $5::boolean[], $6::boolean[], $7::bigint[])
+    FROM unnest(:room_nids, :sent_upto, :is_inside, :is_new, :expands, :timeline_max)
         AS g (room_nid, sent_upto, is_inside, is_new, expands, timeline_limit)
     CROSS JOIN reader u
     -- room by room: otherwise all memberships of the user would be read for a few of them
@@ -88,7 +88,7 @@ known AS MATERIALIZED (
     FROM own o
     JOIN rooms r USING (room_nid)
     LEFT JOIN late USING (room_nid)
-    CROSS JOIN LATERAL (SELECT COALESCE(late.reached, $8::bigint)) AS live (reached)
+    CROSS JOIN LATERAL (SELECT COALESCE(late.reached, :upto)) AS live (reached)
 ),
 room AS MATERIALIZED (
     SELECT k.*, start.whole,
@@ -196,7 +196,7 @@ PART_BUMP: Final[LiteralString] = fill(
         after="0",
         upto="r.upper",
         which=PART_LIVE,
-        limit="$14::bigint",
+        limit=":rows_max",
     ),
 )
 
@@ -210,16 +210,16 @@ PART_TIMELINE: Final[LiteralString] = fill(
         after="COALESCE(r.gap, r.first_lower)",
         upto="r.upper",
         which=PART_LIVE,
-        limit="$14::bigint",
+        limit=":rows_max",
     ),
     limit="r.timeline_limit",
-    rows_max="$14::bigint",
+    rows_max=":rows_max",
 )
 
 SQL_TIMELINES: Final[LiteralString] = compose(
     fill(
         TEMPLATE_TIMELINES,
-        late=fill(TEMPLATE_LATE, furthest="$8::bigint"),
+        late=fill(TEMPLATE_LATE, furthest=":upto"),
         has=PART_HAS,
         gap=PART_GAP,
         bump=PART_BUMP,
@@ -230,6 +230,20 @@ SQL_TIMELINES: Final[LiteralString] = compose(
     ),
     USER_SEES,
     WITHHELD,
+    user_id="text",
+    room_nids="int[]",
+    sent_upto="bigint[]",
+    is_inside="boolean[]",
+    is_new="boolean[]",
+    expands="boolean[]",
+    timeline_max="bigint[]",
+    upto="bigint",
+    least_position="bigint",
+    writers="text[]",
+    writer_positions="bigint[]",
+    ignored="text[]",
+    bumping="text[]",
+    rows_max="bigint",
 ).sql
 
 BUMPING: Final = (
