@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import storage
 from docs.generate.markup import code, page, table
-from storage.database.placeholders import NumberedStatement
+from storage.database.placeholders import PARAMETER_NAMES
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "reference/sql"
 OTHERS: Final = ("storage.pipeline", "storage.inspector")
@@ -106,8 +106,7 @@ class Source:
 
 
 def _statements(source: Source, modules: list[Source]) -> Iterator[AssembledStatement]:
-    home, values = source.module.__name__, vars(source.module).values()
-    names = {one.sql: one.names for one in values if isinstance(one, NumberedStatement)}
+    home = source.module.__name__
     for name, value in source.constants.items():
         if not name.startswith("SQL_") or isinstance(value, ast.Constant):
             continue
@@ -117,7 +116,7 @@ def _statements(source: Source, modules: list[Source]) -> Iterator[AssembledStat
             f"{home.removeprefix('storage.')}.{name.removeprefix('SQL_').lower()}",
             "\n".join(line.rstrip() for line in sql.strip().splitlines()),
             tuple(sender for one in users for sender in one.senders(name)),
-            tuple(_parameters(sql, names.get(sql, ()))),
+            tuple(_parameters(sql, PARAMETER_NAMES.get(sql, ()))),
         )
 
 

@@ -8,7 +8,7 @@ catalogue. docs/how-to/add-a-column.md names the other files that a new column t
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from storage.database.placeholders import ColumnList, InputRows, LoadedColumns
+from storage.database.placeholders import ColumnList, InputRows, LoadedColumns, SharedCondition
 
 
 class Table:
@@ -220,6 +220,32 @@ OWN_OTHERS: Final = ColumnList("own_others", ("key_nids", "event_nids", "key_nid
 """The functions of the schema that read the entries of a row, and the columns that they take.
 
 `own_entry` takes a key, whether it is a member's, and the columns of `own_entries`."""
+
+USER_SEES: Final = ColumnList(
+    "user_sees",
+    (
+        "joined_since",
+        "own_audiences",
+        "shared_audiences",
+        "world_audiences",
+        "shared_before",
+        "reader_nid",
+        "unread",
+    ),
+)
+"""The columns of `visibility_of` that `user_sees` takes after the event."""
+
+_WAS_THERE: Final = (
+    "was_there(e, {row}.joined_since, {row}.joined_audiences)",
+    "EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)",
+    "was_there_before(e, {row}.reader_nid, {row}.unread)",
+)
+WITHHELD: Final = SharedCondition(
+    "withheld", (), condition="NOT {} AND {} AND NOT {}".format(*_WAS_THERE)
+)
+"""Whether the reader gets the event `e` in its redacted form, as its sender is erased."""
+WHOLE: Final = SharedCondition("whole", (), condition="({} OR NOT {} OR {})".format(*_WAS_THERE))
+"""The contrary."""
 
 CURRENT_STATE: Final = Table(
     "current_state",

@@ -14,8 +14,9 @@
     :new_gap.columns      is those that are columns of the table
     :new_gap.values       is the same, read from the alias `i` and cast to the types of the table
 
-An `InputValue` is one parameter, `:received_ts`. A `ColumnList` has columns and no parameters. The
-columns of both kinds of list are also available for an alias:
+An `InputValue` is one parameter, `:received_ts`. Reads declare theirs by name and type in the call,
+`compose(…, room_id="text")`. A `ColumnList` has columns and no parameters. The columns of both
+kinds of list are also available for an alias:
 
     :event.of(e)          e.event_nid, e.room_nid, …
     :event.others(e)      the same without the primary key
@@ -176,6 +177,20 @@ class ColumnList:
 
 
 @dataclass(frozen=True)
+class SharedCondition(ColumnList):
+    """A condition of several statements: `:withheld.of(v)` reads the columns of the alias `v`.
+
+    The ``condition`` has `{row}` for the alias.
+    """
+
+    condition: str = ""
+
+    def text(self, member: str, alias: str) -> str | None:
+        """Return what stands for a placeholder."""
+        return self.condition.replace("{row}", alias) if member == "of" and alias else None
+
+
+@dataclass(frozen=True)
 class LoadedColumns(ColumnList):
     """Columns of a table as a load returns them: some are worked out from several stored ones.
 
@@ -318,14 +333,10 @@ class InputValue:
 
 @dataclass(frozen=True)
 class NumberedStatement:
-    """A numbered statement, and its parameters in order.
-
-    ``names``: of each parameter, `event_id` for a single value and `new_gap.event_id` for a column.
-    """
+    """A numbered statement, and its parameters in order."""
 
     sql: LiteralString
     binders: Mapping[str, Callable[[Any], list[object]]]
-    names: tuple[str, ...]
 
     def bind(self, values: Mapping[str, object]) -> list[object]:
         """Return the arguments.
@@ -367,11 +378,11 @@ class _Numbering:
 
     def _parameter(self, item: ColumnList | InputValue, member: str) -> str | None:
         if isinstance(item, InputValue):
-            return None if member else self._numbered(item)[""]
+            return None if member else self.number(item)[""]
         if isinstance(item, InputRows) and member == "*":
-            return ", ".join(self._numbered(item).values())
+            return ", ".join(self.number(item).values())
         if isinstance(item, InputRows) and member in item.types:
-            return item.element(self._numbered(item)[member])
+            return item.element(self.number(item)[member])
         return None
 
     def _rows(self, item: ColumnList | InputValue, member: str, listed: str) -> str | None:
@@ -380,9 +391,9 @@ class _Numbering:
         columns = re.findall(r"\w+", listed) or list(item.types)
         if unknown := set(columns) - item.types.keys():
             raise ValueError(f"no such placeholder: {item.name} has no {sorted(unknown)}")
-        return item.subquery(self._numbered(item), columns, is_ordered=member == "ordered")
+        return item.subquery(self.number(item), columns, is_ordered=member == "ordered")
 
-    def _numbered(self, item: InputRows | InputValue) -> dict[str, str]:
+    def number(self, item: InputRows | InputValue) -> dict[str, str]:
         """All parameters of an input stand side by side, where its first placeholder does."""
         if item.name not in self.parameters:
             first = self._last + 1
@@ -395,13 +406,24 @@ class _Numbering:
         return self.parameters[item.name]
 
 
-def compose(text: LiteralString, *inputs: ColumnList | InputValue) -> NumberedStatement:
+PARAMETER_NAMES: Final[dict[str, tuple[str, ...]]] = {}
+"""Of each composed statement by its text, for the reference: `event_id`, or `new_gap.event_id`."""
+
+
+def compose(
+    text: LiteralString, *inputs: ColumnList | InputValue, **values: str
+) -> NumberedStatement:
     """Return the statement with its placeholders replaced.
 
-    Raise ValueError for a placeholder that is not declared, and for an input, or a column of it,
-    that the text does not use. Raise it also for numbered parameters among named ones.
+    ``values`` are single parameters by name, with their types. They are numbered first, as they are
+    declared, so a call may give them in that order. Raise ValueError for a placeholder that is not
+    declared, and for an input, or a column of it, that the text does not use. Raise it also for
+    numbered parameters among named ones.
     """
-    numbering = _Numbering(inputs)
+    singles = [InputValue(name, kind) for name, kind in values.items()]
+    numbering = _Numbering([*singles, *inputs])
+    for single in singles:
+        numbering.number(single)
     sql = _PLACEHOLDER.sub(numbering.replace, _with_numbers(text))
     if numbering.unused:
         raise ValueError(f"the statement has no place for {sorted(numbering.unused)}")
@@ -415,12 +437,12 @@ def compose(text: LiteralString, *inputs: ColumnList | InputValue) -> NumberedSt
         for name in numbering.parameters
         if isinstance(item := numbering.inputs[name], InputRows | InputValue)
     }
-    names = tuple(
+    PARAMETER_NAMES[sql] = tuple(
         f"{name}.{column}" if column else name
         for name, columns in numbering.parameters.items()
         for column in columns
     )
-    return NumberedStatement(sql, binders, names)
+    return NumberedStatement(sql, binders)
 
 
 def by_column(names: Sequence[str], rows: Iterable[Iterable[object]]) -> ColumnValues:

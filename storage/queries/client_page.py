@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
-from storage.database.columns import OWN_ENTRIES
+from storage.database.columns import OWN_ENTRIES, USER_SEES, WHOLE
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES, MEMBERSHIPS
 from storage.database.placeholders import compose, fill, text_array
@@ -38,10 +38,10 @@ SQL_CLIENT_FACTS: Final[LiteralString] = compose(
     """
 WITH
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid,
         COALESCE((SELECT state_key_nid FROM state_keys WHERE type_nid = {TYPE_MEMBER}
-            AND state_key = $1::text),
+            AND state_key = :user_id),
             0) AS own_key_nid
 ),
 named AS MATERIALIZED (
@@ -49,7 +49,7 @@ named AS MATERIALIZED (
     FROM events
     WHERE event_nid = ANY(ARRAY(
         SELECT found.event_nid
-        FROM unnest($2::text[]) AS one (id)
+        FROM unnest(:event_ids) AS one (id)
         CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
     ))
 ),
@@ -81,8 +81,7 @@ about AS MATERIALIZED (
     JOIN room USING (room_nid)
     JOIN events e USING (event_nid)
     CROSS JOIN LATERAL (
-        SELECT COALESCE(user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
-                room.world_audiences, room.shared_before, room.reader_nid, room.unread),
+        SELECT COALESCE(user_sees(e, :user_sees.of(room)),
                 false) AS is_visible,
             NOT e.outlier AND (was_there(e, room.joined_since, room.joined_audiences)
                 OR was_there_before(e, room.reader_nid, room.unread)) AS was_there
@@ -123,7 +122,7 @@ SELECT a.event_id AS about, a.is_redaction, a.is_visible, a.is_shown, a.is_whole
     (SELECT b.event_id FROM events b WHERE b.event_nid = a.redacted_by) AS redaction_id,
     CASE
         WHEN a.is_own_membership THEN a.membership
-        WHEN a.was_there THEN 5
+        WHEN a.was_there THEN {JOIN}
         WHEN NOT a.outlier THEN COALESCE((SELECT m.membership FROM events m
             WHERE m.event_nid = own.event_nid), 0)
     END AS membership,
@@ -131,16 +130,15 @@ SELECT a.event_id AS about, a.is_redaction, a.is_visible, a.is_shown, a.is_whole
         SELECT t.transaction_id
         FROM local_transactions t
         WHERE a.sender_nid = a.principal_nid AND t.event_nid = a.event_nid
-            AND t.sender_nid = a.principal_nid AND t.device_id = $3::text
+            AND t.sender_nid = a.principal_nid AND t.device_id = :device_id
     ) AS transaction_id,
     CASE
         WHEN own.is_lost OR replaced.is_lost OR replaced.event_nid <> 0 AND e.event_nid IS NULL
             THEN a.state_group_before
     END AS lost_group,
     -- a reader of the state before the event, or of the own membership, may see what it replaced
-    a.was_there OR a.is_own_membership OR COALESCE(user_sees(e, room.joined_since,
-        room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before,
-        room.reader_nid, room.unread), false) AS may_see_other,
+    a.was_there OR a.is_own_membership
+        OR COALESCE(user_sees(e, :user_sees.of(room)), false) AS may_see_other,
     -- whoever was joined at the event had that state, whole
     a.was_there OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
         OR NOT e.outlier AND (was_there(e, room.joined_since, room.joined_audiences)
@@ -159,6 +157,10 @@ LEFT JOIN LATERAL (
 ) AS other ON true
 """,
     OWN_ENTRIES,
+    USER_SEES,
+    user_id="text",
+    event_ids="text[]",
+    device_id="text",
 ).sql
 
 
@@ -267,10 +269,10 @@ def _of(
 TEMPLATE_CLIENT_PAGE: Final[LiteralString] = """
 WITH
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid,
         {ignored} AS ignored,
-        $6::boolean AS has_device
+        :has_device AS has_device
 ),
 -- the rooms come first: so the visibility is checked while the events are read
 room AS MATERIALIZED (
@@ -278,14 +280,12 @@ room AS MATERIALIZED (
     FROM rooms r
     CROSS JOIN reader
     CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS v
-    WHERE r.room_id = ANY($5::text::text[])
+    WHERE r.room_id = ANY(:room_ids)
 ),
 named AS MATERIALIZED (
     SELECT e.event_id, e.room_nid, e.sender_nid, e.type_nid, e.rel_type_nid, e.redacted_by,
         e.state_key_nid IS NULL AND e.redacted_by IS NULL
-            AND (was_there(e, room.joined_since, room.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, room.reader_nid, room.unread)) AS whole,
+            AND :whole.of(room) AS whole,
         -- the reader was joined, and no transaction id can be missing
         e.state_key_nid IS NULL AND was_there(e, room.joined_since, room.joined_audiences)
             AND NOT (reader.has_device AND e.sender_nid = room.principal_nid) AS is_usual
@@ -294,11 +294,10 @@ named AS MATERIALIZED (
     JOIN events e USING (room_nid)
     WHERE e.event_nid = ANY(ARRAY(
         SELECT found.event_nid
-        FROM unnest($2::text::text[]) AS one (id)
+        FROM unnest(:event_ids) AS one (id)
         CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
     ))
-        AND user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
-            room.world_audiences, room.shared_before, room.reader_nid, room.unread)
+        AND user_sees(e, :user_sees.of(room))
 ),
 -- events that others relate to: a probe for each, never a join with all relations
 parent AS MATERIALIZED (
@@ -322,8 +321,7 @@ part AS (
     FROM named
     WHERE is_usual AND redacted_by IS NULL
 )
-SELECT COALESCE(user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
-            room.world_audiences, room.shared_before, room.reader_nid, room.unread)
+SELECT COALESCE(user_sees(e, :user_sees.of(room))
         AND was_there(e, room.joined_since, room.joined_audiences)
         AND e.state_key_nid IS NULL
         AND NOT (reader.has_device AND e.sender_nid = room.principal_nid), false) AS is_usual,
@@ -335,11 +333,21 @@ LEFT JOIN events e USING (event_nid)
 LEFT JOIN room ON room.room_nid = e.room_nid
 """
 
-SQL_CLIENT_PAGE: Final[LiteralString] = fill(
-    TEMPLATE_CLIENT_PAGE,
-    bundles=PART_BUNDLES,
-    ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$3::text"),
-)
+SQL_CLIENT_PAGE: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_CLIENT_PAGE,
+        bundles=PART_BUNDLES,
+        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
+    ),
+    USER_SEES,
+    WHOLE,
+    user_id="text",
+    event_ids="text::text[]",
+    ignored="text::text[]",
+    references_max="bigint",
+    room_ids="text::text[]",
+    has_device="boolean",
+).sql
 
 
 class ClientPageRow(NamedTuple):

@@ -8,35 +8,33 @@ from operator import attrgetter
 from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
+from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.errors import UnknownEvent
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, StoredEventRow, served_at_once, stored, stored_of
-from storage.queries.filters import ANY_EVENT, TEMPLATE_IGNORED, EventFilter
+from storage.queries.filters import ANY_EVENT, FILTER_VALUES, TEMPLATE_IGNORED, EventFilter
 from storage.queries.pagination.page import edge
 from storage.queries.state_at import lost
 
 TEMPLATE_CONTEXT: Final[LiteralString] = """
 WITH
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid
 ),
 target AS MATERIALIZED (
     SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid,
-        NOT was_there(e, v.joined_since, v.joined_audiences)
-            AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-            AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld,
+        :withheld.of(v) AS withheld,
         {ignored} AS ignored, f.*
     FROM reader
-    CROSS JOIN filter_of($6::text[], $7::text[], $8::text[], $9::text[], $10::boolean) AS f
+    CROSS JOIN filter_of(:types, :not_types, :senders, :not_senders, :contains_url) AS f
     CROSS JOIN events e
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
-    WHERE e.event_id = $1::text AND ($11::text IS NULL
-            OR e.room_nid = (SELECT room_nid FROM rooms WHERE room_id = $11::text))
-        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-            v.shared_before, v.reader_nid, v.unread)
+    WHERE e.event_id = :event_id AND (:room_id IS NULL
+            OR e.room_nid = (SELECT room_nid FROM rooms WHERE room_id = :room_id))
+        AND user_sees(e, :user_sees.of(v))
 ),
 -- the topological ranges of the reader's audiences: the hidden events between them are not read
 visible_range AS MATERIALIZED (
@@ -44,7 +42,7 @@ visible_range AS MATERIALIZED (
     FROM target t
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL topological_ranges_of(
-        t.room_nid, t.principal_nid, r.out_of_range, t.topological_ordering, $3::bigint, $4::bigint
+        t.room_nid, t.principal_nid, r.out_of_range, t.topological_ordering, :before_max, :after_max
     ) AS v
 ),
 before AS (
@@ -72,9 +70,7 @@ TEMPLATE_SIDE: Final[LiteralString] = """
     FROM (SELECT * FROM target CROSS JOIN visible_range v ORDER BY v.{near_end} {order}) AS t
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, t.joined_since, t.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
+            :withheld.of(t) AS withheld
         FROM events e
         WHERE e.room_nid = t.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) {beyond} (
@@ -83,8 +79,7 @@ TEMPLATE_SIDE: Final[LiteralString] = """
                     ELSE t.stream_ordering END
             )
             AND e.topological_ordering {within} t.{far_end}
-            AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
-                t.shared_before, t.reader_nid, t.unread)
+            AND user_sees(e, :user_sees.of(t))
             AND not_ignored(e, t.ignored)
             AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
         ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
@@ -94,34 +89,46 @@ TEMPLATE_SIDE: Final[LiteralString] = """
     LIMIT {limit}
 """
 
-SQL_CONTEXT: Final[LiteralString] = fill(
-    TEMPLATE_CONTEXT,
-    ignored=fill(TEMPLATE_IGNORED, reader="$2", named="$5"),
-    before=fill(
-        TEMPLATE_SIDE,
-        order="DESC",
-        near_end="highest",
-        far_end="lowest",
-        beyond="<",
-        within=">=",
-        nearer="LEAST",
-        edge="9223372036854775807",
-        limit="$3::bigint",
+SQL_CONTEXT: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_CONTEXT,
+        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
+        before=fill(
+            TEMPLATE_SIDE,
+            order="DESC",
+            near_end="highest",
+            far_end="lowest",
+            beyond="<",
+            within=">=",
+            nearer="LEAST",
+            edge="9223372036854775807",
+            limit=":before_max",
+        ),
+        after=fill(
+            TEMPLATE_SIDE,
+            order="ASC",
+            near_end="lowest",
+            far_end="highest",
+            beyond=">",
+            within="<=",
+            nearer="GREATEST",
+            edge="0",
+            limit=":after_max",
+        ),
     ),
-    after=fill(
-        TEMPLATE_SIDE,
-        order="ASC",
-        near_end="lowest",
-        far_end="highest",
-        beyond=">",
-        within="<=",
-        nearer="GREATEST",
-        edge="0",
-        limit="$4::bigint",
-    ),
-)
+    USER_SEES,
+    WITHHELD,
+    event_id="text",
+    user_id="text",
+    before_max="bigint",
+    after_max="bigint",
+    ignored="text[]",
+    **FILTER_VALUES,
+    room_id="text",
+).sql
 
-SQL_STATE_AT: Final[LiteralString] = """
+SQL_STATE_AT: Final[LiteralString] = compose(
+    """
 SELECT path.state_group, path.is_lost
     OR (entry.event_nid IS NOT NULL AND s.event_nid IS NULL) AS is_lost, s.event_nid, s.event_id,
         r.room_id, r.room_version, s.stream_ordering, s.topological_ordering,
@@ -130,7 +137,7 @@ SELECT path.state_group, path.is_lost
     s.rejected, s.soft_failed, s.outlier, s.redacted_form, s.encoding, s.json
 FROM events e
 JOIN rooms r USING (room_nid)
-CROSS JOIN filter_of($2::text[], $3::text[], $4::text[], $5::text[], $6::boolean) AS f
+CROSS JOIN filter_of(:types, :not_types, :senders, :not_senders, :contains_url) AS f
 CROSS JOIN LATERAL (
     SELECT w.state_group, bool_or(g.state_group IS NULL) AS is_lost
     FROM (SELECT COALESCE(e.state_group_after, e.state_group_before) AS state_group) AS w
@@ -140,10 +147,13 @@ CROSS JOIN LATERAL (
 ) AS path
 LEFT JOIN LATERAL state_entries(path.state_group) AS entry ON true
 LEFT JOIN events s ON s.event_nid = entry.event_nid
-WHERE e.event_id = $1::text
+WHERE e.event_id = :event_id
     AND (s.event_nid IS NULL
         OR is_wanted(s, f.types, f.not_types, f.senders, f.not_senders, f.contains_url))
-"""
+""",
+    event_id="text",
+    **FILTER_VALUES,
+).sql
 
 
 class ContextStateRow(NamedTuple):

@@ -13,7 +13,9 @@ from typing import Any, Final, LiteralString, NamedTuple
 import orjson
 
 from storage.codec import StoredBytes, decode_recent, is_long, is_plain, plain
+from storage.database.columns import USER_SEES, WHOLE
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.errors import InvalidEvent, StorageCorrupt
 from storage.event import redact
 from storage.event.hashes import canonical
@@ -435,7 +437,8 @@ async def events(
 #
 # The schema has the condition: `user_sees`, `server_sees`, `server_gets`.
 
-SQL_VISIBLE_TO_USER: Final[LiteralString] = """
+SQL_VISIBLE_TO_USER: Final[LiteralString] = compose(
+    """
 WITH reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
         0) AS principal_nid
@@ -448,13 +451,15 @@ CROSS JOIN LATERAL (
     FROM events e
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS s
     WHERE e.event_id = one.id
-        AND user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences,
-            s.shared_before, s.reader_nid, s.unread)
+        AND user_sees(e, :user_sees.of(s))
     OFFSET 0
 ) AS visible
-"""
+""",
+    USER_SEES,
+).sql
 
-SQL_VISIBLE_TO_SERVER: Final[LiteralString] = """
+SQL_VISIBLE_TO_SERVER: Final[LiteralString] = compose(
+    """
 WITH reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
         0) AS principal_nid
@@ -470,14 +475,14 @@ CROSS JOIN LATERAL (
         AND server_sees(e, s.own_audiences, s.shared_audiences, s.world_audiences, s.reader_nid,
             s.unread)
         AND server_gets(e, s.joined_audiences, s.world_audiences, s.reader_nid, s.unread)
-        AND (was_there(e, s.joined_since, s.joined_audiences)
-            OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-            OR was_there_before(e, s.reader_nid, s.unread))
+        AND :whole.of(s)
         -- nor any event of a room whose members are not all known
         AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = e.room_nid)
     OFFSET 0
 ) AS visible
-"""
+""",
+    WHOLE,
+).sql
 
 SQL_VISIBLE_AFTER_LEAVING: Final[LiteralString] = """
 WITH reader AS MATERIALIZED (

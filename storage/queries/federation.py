@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
-from storage.database.columns import AUTH_NIDS
+from storage.database.columns import AUTH_NIDS, WITHHELD
 from storage.database.connection import Connection, require_room
 from storage.database.placeholders import compose, fill
 from storage.errors import UnknownEvent, UnknownRoom
@@ -22,10 +22,11 @@ from storage.queries.events import StoredEvent, StoredEventRow, stored
 from storage.queries.gaps import refuse_partial
 from storage.queries.state_at import event_nids_before
 
-SQL_BACKFILL: Final[LiteralString] = """
+SQL_BACKFILL: Final[LiteralString] = compose(
+    """
 WITH
 server AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $4::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :server_name),
         0) AS principal_nid
 ),
 room AS MATERIALIZED (
@@ -33,7 +34,7 @@ room AS MATERIALIZED (
     FROM server
     CROSS JOIN rooms r
     CROSS JOIN LATERAL visibility_of(r.room_nid, server.principal_nid) AS v
-    WHERE r.room_id = $1::text AND ($4::text IS NULL OR NOT r.is_partial)
+    WHERE r.room_id = :room_id AND (:server_name IS NULL OR NOT r.is_partial)
 ),
 found AS MATERIALIZED (
     SELECT walk.event_nid
@@ -41,16 +42,14 @@ found AS MATERIALIZED (
     CROSS JOIN LATERAL ancestors_of(r.room_nid,
         ARRAY(
             SELECT e.event_nid
-            FROM unnest($2::text[]) AS one (id)
+            FROM unnest(:event_ids) AS one (id)
             CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
-        ), $3::int, $5::int) AS walk (event_nid)
+        ), :limit, :rows_max) AS walk (event_nid)
 )
-SELECT $4::text IS NOT NULL AND (
+SELECT :server_name IS NOT NULL AND (
         NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences,
             room.reader_nid, room.unread)
-        OR (NOT was_there(e, room.joined_since, room.joined_audiences)
-            AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-            AND NOT was_there_before(e, room.reader_nid, room.unread))
+        OR (:withheld.of(room))
     ) AS withheld,
     e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering,
         e.topological_ordering, claimed_depth(e.depth, e.topological_ordering) AS depth,
@@ -59,15 +58,23 @@ SELECT $4::text IS NOT NULL AND (
 FROM room
 CROSS JOIN found
 JOIN events e USING (event_nid)
-WHERE $4::text IS NULL
+WHERE :server_name IS NULL
     OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
 ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
-"""
+""",
+    WITHHELD,
+    room_id="text",
+    event_ids="text[]",
+    limit="int",
+    server_name="text",
+    rows_max="int",
+).sql
 
-SQL_MISSING: Final[LiteralString] = """
+SQL_MISSING: Final[LiteralString] = compose(
+    """
 WITH
 server AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $6::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :server_name),
         0) AS principal_nid
 ),
 room AS MATERIALIZED (
@@ -75,7 +82,7 @@ room AS MATERIALIZED (
     FROM server
     CROSS JOIN rooms r
     CROSS JOIN LATERAL visibility_of(r.room_nid, server.principal_nid) AS v
-    WHERE r.room_id = $1::text AND ($6::text IS NULL OR NOT r.is_partial)
+    WHERE r.room_id = :room_id AND (:server_name IS NULL OR NOT r.is_partial)
 ),
 found AS MATERIALIZED (
     SELECT walk.event_nid
@@ -84,24 +91,22 @@ found AS MATERIALIZED (
         r.room_nid,
         ARRAY(
             SELECT e.event_nid
-            FROM unnest($2::text[]) AS one (id)
+            FROM unnest(:earliest) AS one (id)
             CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
         ),
         ARRAY(
             SELECT e.event_nid
-            FROM unnest($3::text[]) WITH ORDINALITY AS one (id, place)
+            FROM unnest(:latest) WITH ORDINALITY AS one (id, place)
             CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
             ORDER BY one.place
         ),
-        $4::int, $5::bigint, $7::int
+        :limit, :min_depth, :rows_max
     ) AS walk (event_nid)
 )
-SELECT $6::text IS NOT NULL AND (
+SELECT :server_name IS NOT NULL AND (
         NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences,
             room.reader_nid, room.unread)
-        OR (NOT was_there(e, room.joined_since, room.joined_audiences)
-            AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-            AND NOT was_there_before(e, room.reader_nid, room.unread))
+        OR (:withheld.of(room))
     ) AS withheld,
     e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering,
         e.topological_ordering, claimed_depth(e.depth, e.topological_ordering) AS depth,
@@ -110,10 +115,19 @@ SELECT $6::text IS NOT NULL AND (
 FROM room
 CROSS JOIN found
 JOIN events e USING (event_nid)
-WHERE $6::text IS NULL
+WHERE :server_name IS NULL
     OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
 ORDER BY e.topological_ordering, e.stream_ordering
-"""
+""",
+    WITHHELD,
+    room_id="text",
+    earliest="text[]",
+    latest="text[]",
+    limit="int",
+    min_depth="bigint",
+    server_name="text",
+    rows_max="int",
+).sql
 
 SQL_IS_RESIDENT: Final[LiteralString] = fill("""
 SELECT CASE WHEN r.is_partial THEN EXISTS (

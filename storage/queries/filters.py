@@ -50,8 +50,17 @@ class EventFilter:
 
 ANY_EVENT: Final = EventFilter()
 
+FILTER_VALUES: Final = {
+    "types": "text[]",
+    "not_types": "text[]",
+    "senders": "text[]",
+    "not_senders": "text[]",
+    "contains_url": "boolean",
+}
+"""The parameters that `EventFilter.arguments` has the values of."""
+
 TEMPLATE_IGNORED: Final[LiteralString] = """
-ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE({named}::text[], ARRAY(
+ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE({named}, ARRAY(
     -- clients can store anything there, also the one character that jsonb cannot have
     SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\\u0000', '\\ufffd')::jsonb,
         '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
@@ -59,7 +68,7 @@ ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE({named}::te
     CROSS JOIN event_types t
     JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
         AND d.type_nid = t.type_nid
-    WHERE p.name = {reader}::text AND t.type = 'm.ignored_user_list'
+    WHERE p.name = {reader} AND t.type = 'm.ignored_user_list'
 ))))
 """
 """The named users; where none are given, those that the reader ignores by account data.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection, require_room
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.errors import PartialState, UnknownRoom
 from storage.ids import EventId, RoomId, ServerName, StateKey
 
@@ -64,26 +64,35 @@ WHERE r.room_id = $1::text AND EXISTS (
 )
 """)
 
-SQL_FAILED: Final[LiteralString] = """
+SQL_FAILED: Final[LiteralString] = compose(
+    """
 WITH gap AS (
     SELECT m.event_nid
     FROM rooms r
     JOIN missing_events m USING (room_nid)
-    WHERE r.room_id = $1::text AND m.event_id = ANY($2::text[])
+    WHERE r.room_id = :room_id AND m.event_id = ANY(:event_ids)
     ORDER BY m.event_nid
     FOR KEY SHARE OF m
 )
 INSERT INTO gap_failures (event_nid, failures, failed_ts, retry_ts, reason, servers)
-SELECT event_nid, 1, $3::bigint, $3::bigint + $6::bigint, $4::text, $5::text[]
+SELECT event_nid, 1, :now_ms, :now_ms + :retry_ms, :reason, :servers
 FROM gap
 ON CONFLICT (event_nid) DO UPDATE SET
     failures = gap_failures.failures + 1,
     failed_ts = EXCLUDED.failed_ts,
-    retry_ts = EXCLUDED.failed_ts + LEAST($7::bigint,
-        $6::bigint * 2 ^ LEAST(gap_failures.failures, 40))::bigint,
+    retry_ts = EXCLUDED.failed_ts + LEAST(:retry_ms_max,
+        :retry_ms * 2 ^ LEAST(gap_failures.failures, 40))::bigint,
     reason = EXCLUDED.reason,
     servers = ARRAY(SELECT DISTINCT unnest(gap_failures.servers || EXCLUDED.servers) ORDER BY 1)
-"""
+""",
+    room_id="text",
+    event_ids="text[]",
+    now_ms="bigint",
+    reason="text",
+    servers="text[]",
+    retry_ms="bigint",
+    retry_ms_max="bigint",
+).sql
 
 SQL_SERVER_UP: Final[LiteralString] = """
 UPDATE gap_failures

@@ -24,9 +24,10 @@ from storage.turns import parts
 
 PART_COVERED: Final[LiteralString] = """
 covered AS MATERIALIZED (  -- the position in the stream, of each writer
-    SELECT w.writer_nid, COALESCE(p.stream_id, $2::bigint) AS upto
+    SELECT w.writer_nid, COALESCE(p.stream_id, :upto) AS upto
     FROM writers w
-    LEFT JOIN unnest($3::text[], $4::bigint[]) AS p (instance_name, stream_id) USING (instance_name)
+    LEFT JOIN unnest(:writers, :writer_positions) AS p (instance_name, stream_id)
+        USING (instance_name)
 )
 """
 
@@ -36,8 +37,8 @@ last AS MATERIALIZED (  -- the state after the last event at or below the positi
     FROM room r
     JOIN events e USING (room_nid)
     WHERE NOT e.outlier AND e.rejected IS NULL AND NOT e.soft_failed
-        AND (e.topological_ordering, e.stream_ordering) <= ($2::bigint, $3::bigint)
-        AND (e.backfilled OR e.stream_ordering <= $4::bigint)
+        AND (e.topological_ordering, e.stream_ordering) <= (:topological, :stream)
+        AND (e.backfilled OR e.stream_ordering <= :live)
     ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
     LIMIT 1
 )
@@ -55,13 +56,13 @@ SELECT CASE
         ELSE COALESCE(m.membership, c.membership, 0)
     END AS membership, {purged}
 FROM rooms r
-LEFT JOIN state_keys k ON k.type_nid = {TYPE_MEMBER} AND k.state_key = $5::text
+LEFT JOIN state_keys k ON k.type_nid = {TYPE_MEMBER} AND k.state_key = :user_id
 LEFT JOIN current_state c ON c.room_nid = r.room_nid AND c.state_key_nid = k.state_key_nid
 LEFT JOIN LATERAL (  -- its first change after the position
     SELECT d.room_nid, d.prev_event_nid
     FROM state_deltas d
     JOIN covered USING (writer_nid)
-    WHERE d.room_nid = r.room_nid AND d.stream_ordering > $2::bigint
+    WHERE d.room_nid = r.room_nid AND d.stream_ordering > :upto
         AND d.state_key_nid = k.state_key_nid AND d.stream_ordering > covered.upto
     ORDER BY d.stream_ordering
     LIMIT 1
@@ -72,7 +73,7 @@ LEFT JOIN LATERAL (  -- out of band: a membership that is not in the room's stat
     FROM principals p
     JOIN memberships o USING (principal_nid)
     JOIN covered USING (writer_nid)
-    WHERE p.name = $5::text AND o.room_nid = r.room_nid AND o.stream_ordering <= covered.upto
+    WHERE p.name = :user_id AND o.room_nid = r.room_nid AND o.stream_ordering <= covered.upto
         AND (c.room_nid IS NULL OR EXISTS (  -- an invite after all local users have left
             SELECT
             FROM out_of_band_memberships b
@@ -80,18 +81,23 @@ LEFT JOIN LATERAL (  -- out of band: a membership that is not in the room's stat
                 AND b.event_nid = o.event_nid
         ))
 ) AS m ON true
-WHERE r.room_id = $1::text
+WHERE r.room_id = :room_id
 """
-SQL_MEMBERSHIP: Final[LiteralString] = fill(
-    TEMPLATE_MEMBERSHIP, covered=PART_COVERED, purged=PART_PURGED
-)
+SQL_MEMBERSHIP: Final[LiteralString] = compose(
+    fill(TEMPLATE_MEMBERSHIP, covered=PART_COVERED, purged=PART_PURGED),
+    room_id="text",
+    upto="bigint",
+    writers="text[]",
+    writer_positions="bigint[]",
+    user_id="text",
+).sql
 
 TEMPLATE_MEMBERSHIP_BELOW: Final[LiteralString] = """
 WITH
-room AS MATERIALIZED (SELECT room_nid FROM rooms WHERE room_id = $1::text),
+room AS MATERIALIZED (SELECT room_nid FROM rooms WHERE room_id = :room_id),
 {last},
 key AS MATERIALIZED (
-    SELECT state_key_nid FROM state_keys WHERE type_nid = {TYPE_MEMBER} AND state_key = $5::text
+    SELECT state_key_nid FROM state_keys WHERE type_nid = {TYPE_MEMBER} AND state_key = :user_id
 )
 SELECT COALESCE((
         SELECT e.membership
@@ -113,12 +119,18 @@ SELECT COALESCE((
 FROM room
 """
 SQL_MEMBERSHIP_BELOW: Final[LiteralString] = compose(
-    fill(TEMPLATE_MEMBERSHIP_BELOW, last=PART_LAST_EVENT), OWN_ENTRIES
+    fill(TEMPLATE_MEMBERSHIP_BELOW, last=PART_LAST_EVENT),
+    OWN_ENTRIES,
+    room_id="text",
+    topological="bigint",
+    stream="bigint",
+    live="bigint",
+    user_id="text",
 ).sql
 
 TEMPLATE_MEMBERS: Final[LiteralString] = """
 WITH
-room AS MATERIALIZED (SELECT room_nid, room_version FROM rooms WHERE room_id = $1::text),
+room AS MATERIALIZED (SELECT room_nid, room_version FROM rooms WHERE room_id = :room_id),
 {member}
 SELECT r.room_version, {purged},
     e.event_id, e.stream_ordering, e.topological_ordering,
@@ -133,14 +145,14 @@ LEFT JOIN (
 
 PART_FILTERED: Final[LiteralString] = """
     AND e.membership IS NOT NULL
-    AND ($5::smallint IS NULL OR e.membership = $5::smallint)
-    AND ($6::smallint IS NULL OR e.membership <> $6::smallint)
+    AND (:wanted IS NULL OR e.membership = :wanted)
+    AND (:unwanted IS NULL OR e.membership <> :unwanted)
 """
 
 PART_FILTERED_NOW: Final[LiteralString] = """
     AND c.membership IS NOT NULL
-    AND ($5::smallint IS NULL OR c.membership = $5::smallint)
-    AND ($6::smallint IS NULL OR c.membership <> $6::smallint)
+    AND (:wanted IS NULL OR c.membership = :wanted)
+    AND (:unwanted IS NULL OR c.membership <> :unwanted)
 """
 
 TEMPLATE_MEMBER_THEN: Final[LiteralString] = """
@@ -148,7 +160,7 @@ TEMPLATE_MEMBER_THEN: Final[LiteralString] = """
 later AS MATERIALIZED (  -- the keys that changed after the position, with the value before
     SELECT DISTINCT ON (d.state_key_nid) d.state_key_nid, d.prev_event_nid AS event_nid
     FROM room r
-    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > $2::bigint
+    JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering > :upto
     JOIN covered USING (writer_nid)
     {keys}
     WHERE d.stream_ordering > covered.upto
@@ -174,33 +186,55 @@ member AS (
 )
 """
 
-SQL_MEMBERS: Final[LiteralString] = fill(
-    TEMPLATE_MEMBERS,
-    member=fill(
-        TEMPLATE_MEMBER_THEN,
-        covered=PART_COVERED,
-        keys="JOIN state_keys k"
-        " ON k.state_key_nid = d.state_key_nid AND k.type_nid = {TYPE_MEMBER}",
-        # the condition of the result once more, so that fewer events are read
-        current=PART_FILTERED_NOW,
+SQL_MEMBERS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_MEMBERS,
+        member=fill(
+            TEMPLATE_MEMBER_THEN,
+            covered=PART_COVERED,
+            keys="JOIN state_keys k"
+            " ON k.state_key_nid = d.state_key_nid AND k.type_nid = {TYPE_MEMBER}",
+            # the condition of the result once more, so that fewer events are read
+            current=PART_FILTERED_NOW,
+        ),
+        purged=PART_PURGED,
+        which=PART_FILTERED,
     ),
-    purged=PART_PURGED,
-    which=PART_FILTERED,
-)
+    room_id="text",
+    upto="bigint",
+    writers="text[]",
+    writer_positions="bigint[]",
+    wanted="smallint",
+    unwanted="smallint",
+).sql
 
-SQL_STATE_THEN: Final[LiteralString] = fill(
-    TEMPLATE_MEMBERS,
-    member=fill(TEMPLATE_MEMBER_THEN, covered=PART_COVERED, keys="", current=""),
-    purged=PART_PURGED,
-    which="",
-)
+SQL_STATE_THEN: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_MEMBERS,
+        member=fill(TEMPLATE_MEMBER_THEN, covered=PART_COVERED, keys="", current=""),
+        purged=PART_PURGED,
+        which="",
+    ),
+    room_id="text",
+    upto="bigint",
+    writers="text[]",
+    writer_positions="bigint[]",
+).sql
 
-SQL_MEMBERS_BELOW: Final[LiteralString] = fill(
-    TEMPLATE_MEMBERS,
-    member=fill(TEMPLATE_MEMBER_BELOW, last=PART_LAST_EVENT),
-    purged="NULL::bigint AS purged_upto",
-    which=PART_FILTERED,
-)
+SQL_MEMBERS_BELOW: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_MEMBERS,
+        member=fill(TEMPLATE_MEMBER_BELOW, last=PART_LAST_EVENT),
+        purged="NULL::bigint AS purged_upto",
+        which=PART_FILTERED,
+    ),
+    room_id="text",
+    topological="bigint",
+    stream="bigint",
+    live="bigint",
+    wanted="smallint",
+    unwanted="smallint",
+).sql
 
 SQL_LAST_STAY: Final[LiteralString] = fill("""
 SELECT COALESCE(c.membership = {JOIN}, false) AS is_joined,

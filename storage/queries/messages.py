@@ -10,19 +10,21 @@ from dataclasses import replace
 from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
+from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.database.prepared import prepare_ahead
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import StoredEvent, stored_of
-from storage.queries.filters import ANY_EVENT, TEMPLATE_IGNORED, EventFilter
+from storage.queries.filters import ANY_EVENT, FILTER_VALUES, TEMPLATE_IGNORED, EventFilter
 from storage.queries.pagination.page import (
     END,
     PART_LEFT_OUT,
     PART_NONE_LEFT_OUT,
     PART_NOT_LEFT_OUT,
     PART_OR_BROUGHT,
+    REORDERED_VALUES,
     TEMPLATE_NOT_LEFT_OUT_LIVE,
     TEMPLATE_REORDERED,
     Direction,
@@ -48,7 +50,7 @@ from storage.streams import PaginationToken
 TEMPLATE_PAGE: Final[LiteralString] = """
 WITH
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid
 ),
 room AS MATERIALIZED (
@@ -56,28 +58,28 @@ room AS MATERIALIZED (
         {ignored} AS ignored
     FROM reader
     CROSS JOIN rooms r
-    WHERE r.room_id = $1::text {and_not_reordered}
+    WHERE r.room_id = :room_id {and_not_reordered}
 ),
 newer AS MATERIALIZED (  -- events that arrived after a timeline, if one is the lower end
     SELECT e.topological_ordering
     FROM room r
-    JOIN events e ON (e.room_nid, e.stream_ordering) > (r.room_nid, $8::bigint)
+    JOIN events e ON (e.room_nid, e.stream_ordering) > (r.room_nid, :lower_live)
         AND (e.room_nid, e.stream_ordering) <= (r.room_nid, 9223372036854775807)
-    WHERE $8::bigint < 9223372036854775807 AND $16::bigint = 0 AND NOT e.outlier
+    WHERE :lower_live < 9223372036854775807 AND :above = 0 AND NOT e.outlier
         AND NOT e.backfilled
 ),
 -- no event of the range is below: beside a timeline the oldest of the newer events is the lowest
 lowest AS MATERIALIZED (
-    SELECT CASE WHEN $8::bigint = 9223372036854775807 THEN $6::bigint
-        WHEN $16::bigint > 0 THEN $16::bigint ELSE (
-        SELECT LEAST($6::bigint, COALESCE(min(topological_ordering) - 1, $6::bigint)) FROM newer
+    SELECT CASE WHEN :lower_live = 9223372036854775807 THEN :lower
+        WHEN :above > 0 THEN :above ELSE (
+        SELECT LEAST(:lower, COALESCE(min(topological_ordering) - 1, :lower)) FROM newer
     ) END AS topological_ordering
 ),
 -- the topological ranges of the reader's audiences: the hidden events between them are not read
 visible_range AS MATERIALIZED (
     SELECT r.room_nid, r.ignored, f.*, s.*
     FROM room r
-    CROSS JOIN filter_of($11::text[], $12::text[], $13::text[], $14::text[], $15::boolean) AS f
+    CROSS JOIN filter_of(:types, :not_types, :senders, :not_senders, :contains_url) AS f
     {ranges} AS s
 ),
 {reordered}
@@ -88,35 +90,32 @@ page AS MATERIALIZED (  -- one event more than the limit shows that there are mo
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering,
             claimed_depth(e.depth, e.topological_ordering) AS depth, e.redacted_by, e.rejected,
             e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json,
-            NOT was_there(e, r.joined_since, r.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
+            :withheld.of(r) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) <= {upper}
-            AND (e.backfilled OR e.stream_ordering <= $5::bigint)
+            AND (e.backfilled OR e.stream_ordering <= :upper_live)
             AND {above_lower}
             AND (
-                (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint)
+                (e.topological_ordering, e.stream_ordering) > (:lower, :lower_stream)
                     {and_not_left_out}
                 OR (
-                    NOT e.backfilled AND e.stream_ordering > $8::bigint
-                        AND (e.topological_ordering, e.stream_ordering) > ($16::bigint, $17::bigint)
+                    NOT e.backfilled AND e.stream_ordering > :lower_live
+                        AND (e.topological_ordering, e.stream_ordering) > (:above, :above_stream)
                         {and_not_left_out_live}
                 )
             )
-            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
-                r.shared_before, r.reader_nid, r.unread)
+            AND user_sees(e, :user_sees.of(r))
             AND not_ignored(e, r.ignored)
             AND is_wanted(e, r.types, r.not_types, r.senders, r.not_senders, r.contains_url)
         ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
-        LIMIT $9::bigint + 1
+        LIMIT :page_max + 1
     ) AS e
     ORDER BY r.{near_end} {order}, e.topological_ordering {order}, e.stream_ordering {order}
-    LIMIT $9::bigint + 1
+    LIMIT :page_max + 1
 ),
 last AS (  -- a full page ends here
-    SELECT (SELECT topological_ordering FROM page ORDER BY 1 {order} OFFSET $9::bigint
+    SELECT (SELECT topological_ordering FROM page ORDER BY 1 {order} OFFSET :page_max
         LIMIT 1) AS topological_ordering
 ),
 gap AS (  -- missing events with a child in the range of the page
@@ -127,14 +126,14 @@ gap AS (  -- missing events with a child in the range of the page
     JOIN events e ON e.event_nid = ANY(m.child_nids)
     CROSS JOIN last
     WHERE NOT e.outlier
-        AND ((e.topological_ordering, e.stream_ordering) <= ($3::bigint, $4::bigint) {or_brought})
-        AND (e.backfilled OR e.stream_ordering <= $5::bigint {or_at_a_timeline})
+        AND ((e.topological_ordering, e.stream_ordering) <= (:upper, :upper_stream) {or_brought})
+        AND (e.backfilled OR e.stream_ordering <= :upper_live {or_at_a_timeline})
         AND (
-            (e.topological_ordering, e.stream_ordering) > ($6::bigint, $7::bigint)
+            (e.topological_ordering, e.stream_ordering) > (:lower, :lower_stream)
                 {and_not_left_out}
             OR (
-                NOT e.backfilled AND e.stream_ordering > $8::bigint
-                    AND (e.topological_ordering, e.stream_ordering) > ($16::bigint, $17::bigint)
+                NOT e.backfilled AND e.stream_ordering > :lower_live
+                    AND (e.topological_ordering, e.stream_ordering) > (:above, :above_stream)
                     {and_not_left_out_live}
             )
         )
@@ -151,19 +150,17 @@ CROSS JOIN gap
 LEFT JOIN page ON true
 ORDER BY page.topological_ordering {order}, page.stream_ordering {order}
 """
-"""Parameters: $3 to $5 are the upper end (topological, stream, live), $6 to $8 the lower one.
+"""An end is `:upper` (topological), `:upper_stream` and `:upper_live`.
 
-$16 and $17 are the `lower_bound`. Then come $18 the moves that the tokens know, or for a
-reordered page $18 and $19 the `numbers` of both ends, $20 the most moves to read, and $21 the
-`passed_positions`.
+`:above` and `:above_stream` are the `lower_bound`. `:moves` are those that the tokens know.
 """
 
 TEMPLATE_PAGE_RANGE: Final[LiteralString] = """
 {reordered}
 page_range AS (  -- each brought event is a range of its own
-    SELECT s.*, s.lowest AS lower, 0::bigint AS lower_stream, LEAST($3::bigint, s.highest) AS upper,
-        CASE WHEN s.highest < $3::bigint THEN 9223372036854775807
-            ELSE $4::bigint END AS upper_stream
+    SELECT s.*, s.lowest AS lower, 0::bigint AS lower_stream, LEAST(:upper, s.highest) AS upper,
+        CASE WHEN s.highest < :upper THEN 9223372036854775807
+            ELSE :upper_stream END AS upper_stream
     FROM visible_range s
     UNION ALL
     SELECT s.*, m.topological_ordering, m.stream_ordering, m.topological_ordering, m.stream_ordering
@@ -178,9 +175,9 @@ PARTS_BACKWARDS: Final[dict[str, LiteralString]] = {
     "furthest": "0",
     "ranges": """
     CROSS JOIN LATERAL topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
-        $3::bigint, $9::bigint + 1, 0)
+        :upper, :page_max + 1, 0)
     """,
-    "or_at_a_timeline": "OR $3::bigint < 9223372036854775807",
+    "or_at_a_timeline": "OR :upper < 9223372036854775807",
     "is_open": "false",
 }
 """`or_at_a_timeline`: a page back from a timeline also has the gap at which that one begins."""
@@ -192,7 +189,7 @@ PARTS_FORWARDS: Final[dict[str, LiteralString]] = {
     "ranges": """
     CROSS JOIN lowest
     CROSS JOIN LATERAL topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
-        lowest.topological_ordering, 0, $9::bigint + 1)
+        lowest.topological_ordering, 0, :page_max + 1)
     """,
     "or_at_a_timeline": "",
     "is_open": """
@@ -201,12 +198,12 @@ PARTS_FORWARDS: Final[dict[str, LiteralString]] = {
 }
 
 PARTS_ORDINARY: Final[dict[str, LiteralString]] = {
-    "and_not_reordered": "AND r.moves <= $18::bigint",
+    "and_not_reordered": "AND r.moves <= :moves",
     "reordered": "",
     "range": "visible_range",
     "upper": """
-                (LEAST($3::bigint, r.highest), CASE
-                    WHEN r.highest < $3::bigint THEN 9223372036854775807 ELSE $4::bigint END)
+                (LEAST(:upper, r.highest), CASE
+                    WHEN r.highest < :upper THEN 9223372036854775807 ELSE :upper_stream END)
     """,
     "above_lower": """
             e.topological_ordering >= GREATEST((SELECT topological_ordering FROM lowest), r.lowest)
@@ -226,62 +223,103 @@ PARTS_REORDERED: Final[dict[str, LiteralString]] = {
     """,
     "or_brought": PART_OR_BROUGHT,
     "and_not_left_out": PART_NOT_LEFT_OUT,
-    "and_not_left_out_live": fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind="$21"),
+    "and_not_left_out_live": fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind=":behind"),
 }
 
-PART_IGNORED: Final[LiteralString] = fill(TEMPLATE_IGNORED, reader="$2", named="$10")
+PART_IGNORED: Final[LiteralString] = fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored")
 
 PARTS_NUMBERS: Final[dict[str, LiteralString]] = {
     "room": "room",
-    "upper": "$18",
-    "lower": "$19",
-    "rows_max": "$20",
+    "upper": ":upper_numbers",
+    "lower": ":lower_numbers",
+    "rows_max": ":moves_max",
 }
 
-SQL_BACKWARDS: Final[LiteralString] = fill(
-    TEMPLATE_PAGE,
-    ignored=PART_IGNORED,
-    near_end="highest",
-    left_out=PART_NONE_LEFT_OUT,
-    **PARTS_BACKWARDS,
-    **PARTS_ORDINARY,
-)
+PAGE_VALUES: Final[dict[str, str]] = {
+    "room_id": "text",
+    "user_id": "text",
+    "upper": "bigint",
+    "upper_stream": "bigint",
+    "upper_live": "bigint",
+    "lower": "bigint",
+    "lower_stream": "bigint",
+    "lower_live": "bigint",
+    "page_max": "bigint",
+    "ignored": "text[]",
+    **FILTER_VALUES,
+    "above": "bigint",
+    "above_stream": "bigint",
+}
+"""The parameters of a page. Then come the moves that the tokens know, or `REORDERED_VALUES`."""
 
-SQL_FORWARDS: Final[LiteralString] = fill(
-    TEMPLATE_PAGE,
-    ignored=PART_IGNORED,
-    near_end="lowest",
-    left_out=PART_NONE_LEFT_OUT,
-    **PARTS_FORWARDS,
-    **PARTS_ORDINARY,
-)
+SQL_BACKWARDS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_PAGE,
+        ignored=PART_IGNORED,
+        near_end="highest",
+        left_out=PART_NONE_LEFT_OUT,
+        **PARTS_BACKWARDS,
+        **PARTS_ORDINARY,
+    ),
+    USER_SEES,
+    WITHHELD,
+    **PAGE_VALUES,
+    moves="bigint",
+).sql
+
+SQL_FORWARDS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_PAGE,
+        ignored=PART_IGNORED,
+        near_end="lowest",
+        left_out=PART_NONE_LEFT_OUT,
+        **PARTS_FORWARDS,
+        **PARTS_ORDINARY,
+    ),
+    USER_SEES,
+    WITHHELD,
+    **PAGE_VALUES,
+    moves="bigint",
+).sql
 prepare_ahead(SQL_BACKWARDS, SQL_FORWARDS)
 
-SQL_BACKWARDS_REORDERED: Final[LiteralString] = fill(
-    TEMPLATE_PAGE,
-    ignored=PART_IGNORED,
-    near_end="upper",
-    left_out=PART_NONE_LEFT_OUT,
-    reordered=fill(
-        TEMPLATE_PAGE_RANGE,
-        reordered=fill(TEMPLATE_REORDERED, forwards="false", **PARTS_NUMBERS),
+SQL_BACKWARDS_REORDERED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_PAGE,
+        ignored=PART_IGNORED,
+        near_end="upper",
+        left_out=PART_NONE_LEFT_OUT,
+        reordered=fill(
+            TEMPLATE_PAGE_RANGE,
+            reordered=fill(TEMPLATE_REORDERED, forwards="false", **PARTS_NUMBERS),
+        ),
+        **PARTS_BACKWARDS,
+        **PARTS_REORDERED,
     ),
-    **PARTS_BACKWARDS,
-    **PARTS_REORDERED,
-)
+    USER_SEES,
+    WITHHELD,
+    **PAGE_VALUES,
+    **REORDERED_VALUES,
+).sql
 
-SQL_FORWARDS_REORDERED: Final[LiteralString] = fill(
-    TEMPLATE_PAGE,
-    ignored=PART_IGNORED,
-    near_end="lower",
-    left_out=PART_LEFT_OUT,
-    reordered=fill(
-        TEMPLATE_PAGE_RANGE,
-        reordered=fill(TEMPLATE_REORDERED, forwards="true", **PARTS_NUMBERS),
+SQL_FORWARDS_REORDERED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_PAGE,
+        ignored=PART_IGNORED,
+        near_end="lower",
+        left_out=PART_LEFT_OUT,
+        reordered=fill(
+            TEMPLATE_PAGE_RANGE,
+            reordered=fill(TEMPLATE_REORDERED, forwards="true", **PARTS_NUMBERS),
+        ),
+        **PARTS_FORWARDS,
+        **PARTS_REORDERED,
     ),
-    **PARTS_FORWARDS,
-    **PARTS_REORDERED,
-)
+    USER_SEES,
+    WITHHELD,
+    **PAGE_VALUES,
+    **REORDERED_VALUES,
+).sql
 
 
 class PageRow(NamedTuple):

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Final, LiteralString, NamedTuple, TypeVar
 
 from storage.codec import StoredBytes
+from storage.database.columns import USER_SEES, WHOLE
 from storage.database.connection import Connection
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.errors import InputError, UnknownEvent
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.context import Context
@@ -23,6 +24,7 @@ from storage.queries.pagination.page import (
     PART_NONE_LEFT_OUT,
     PART_NOT_LEFT_OUT,
     PART_OR_BROUGHT,
+    REORDERED_VALUES,
     TEMPLATE_NOT_LEFT_OUT_LIVE,
     TEMPLATE_REORDERED,
     Direction,
@@ -48,7 +50,7 @@ RECURSION_DEPTH: Final = 3
 TEMPLATE_DIRECT: Final[LiteralString] = """
 WITH RECURSIVE
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid,
         {ignored} AS ignored
 ),
@@ -59,10 +61,9 @@ target AS MATERIALIZED (
     CROSS JOIN events e
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
-    WHERE e.event_id = $1::text {and_not_reordered}
+    WHERE e.event_id = :event_id {and_not_reordered}
         AND ({in_room} IS NULL OR r.room_id = {in_room})
-        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-            v.shared_before, v.reader_nid, v.unread)
+        AND user_sees(e, :user_sees.of(v))
 ),
 found AS (  -- the types of relations to it: the index leads from each to the next one
     SELECT (
@@ -70,7 +71,7 @@ found AS (  -- the types of relations to it: the index leads from each to the ne
             ORDER BY e.rel_type_nid LIMIT 1
     ) AS rel_type_nid, r.key
     FROM target r
-    WHERE $4::text IS NULL
+    WHERE :rel_type IS NULL
     UNION ALL
     SELECT (
         SELECT e.rel_type_nid
@@ -85,7 +86,7 @@ found AS (  -- the types of relations to it: the index leads from each to the ne
 kind AS MATERIALIZED (
     SELECT rel_type_nid FROM found WHERE rel_type_nid IS NOT NULL
     UNION ALL
-    SELECT type_nid FROM event_types WHERE type = $4::text
+    SELECT type_nid FROM event_types WHERE type = :rel_type
 ),
 {reordered}
 page AS MATERIALIZED (  -- of each type the limit and one more, which shows that there are more
@@ -102,24 +103,24 @@ page AS MATERIALIZED (  -- of each type the limit and one more, which shows that
             AND e.room_nid + 0 = r.room_nid AND NOT e.outlier  -- + 0: see aggregations.py
             AND (e.topological_ordering, e.stream_ordering) <= {upper}
             AND {above_lower}
-            AND (e.backfilled OR e.stream_ordering <= $8::bigint)
+            AND (e.backfilled OR e.stream_ordering <= :upper_live)
             AND (
-                (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
+                (e.topological_ordering, e.stream_ordering) > (:lower, :lower_stream)
                     {and_not_left_out}
                 OR (
-                    NOT e.backfilled AND e.stream_ordering > $11::bigint
-                        AND (e.topological_ordering, e.stream_ordering) > ($13::bigint, $14::bigint)
+                    NOT e.backfilled AND e.stream_ordering > :lower_live
+                        AND (e.topological_ordering, e.stream_ordering) > (:above, :above_stream)
                         {and_not_left_out_live}
                 )
             )
-            AND ($5::text IS NULL
-                OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
+            AND (:event_type IS NULL
+                OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = :event_type))
             AND {is_visible}
         ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
-        LIMIT $12::bigint + 1
+        LIMIT :page_max + 1
     ) AS e
     ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
-    LIMIT $12::bigint + 1
+    LIMIT :page_max + 1
 )
 SELECT r.moves, {left_out},
     page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering,
@@ -130,20 +131,14 @@ FROM target r
 LEFT JOIN page ON true
 ORDER BY page.topological_ordering {order}, page.stream_ordering {order}
 """
-"""Parameters: $6 to $8 are the upper end (topological, stream, live), $9 to $11 the lower one.
-
-$13 and $14 are the `lower_bound`. Then come $15 the moves that the tokens know, or for a
-reordered page $15 and $16 the `numbers` of both ends, $17 the most moves to read, and $18 the
-`passed_positions`.
-The last one is the room that the event must be of, or NULL.
-"""
+"""The parameters are those of a page (messages.py). `:room_id`: the room of the event, or NULL."""
 
 TEMPLATE_PAGE_RANGE: Final[LiteralString] = """
 {reordered}
 page_range AS MATERIALIZED (  -- each brought event is a range of its own
-    SELECT CASE WHEN $11::bigint = 9223372036854775807 THEN $9::bigint
-        ELSE $13::bigint END AS lower, 0::bigint AS lower_stream,
-        $6::bigint AS upper, $7::bigint AS upper_stream
+    SELECT CASE WHEN :lower_live = 9223372036854775807 THEN :lower
+        ELSE :above END AS lower, 0::bigint AS lower_stream,
+        :upper AS upper, :upper_stream AS upper_stream
     UNION ALL
     SELECT topological_ordering, stream_ordering, topological_ordering, stream_ordering FROM brought
 ),
@@ -152,11 +147,11 @@ page_range AS MATERIALIZED (  -- each brought event is a range of its own
 TEMPLATE_RECURSIVE: Final[LiteralString] = """
 WITH RECURSIVE
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid,
         {ignored} AS ignored,
-        (SELECT type_nid FROM event_types WHERE type = $4::text) AS rel_type_nid,
-        (SELECT type_nid FROM event_types WHERE type = $5::text) AS type_nid
+        (SELECT type_nid FROM event_types WHERE type = :rel_type) AS rel_type_nid,
+        (SELECT type_nid FROM event_types WHERE type = :event_type) AS type_nid
 ),
 target AS MATERIALIZED (
     SELECT e.event_nid, relation_key(e.event_id) AS key, e.room_nid, r.moves, reader.ignored,
@@ -165,10 +160,9 @@ target AS MATERIALIZED (
     CROSS JOIN events e
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
-    WHERE e.event_id = $1::text {and_not_reordered}
+    WHERE e.event_id = :event_id {and_not_reordered}
         AND ({in_room} IS NULL OR r.room_id = {in_room})
-        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-            v.shared_before, v.reader_nid, v.unread)
+        AND user_sees(e, :user_sees.of(v))
 ),
 -- level by level, not through hidden events. An event relates to one other event: the only cycles
 -- are those by the target
@@ -184,16 +178,16 @@ walk AS (
         FROM events e
         WHERE e.relates_to = w.key AND e.room_nid + 0 = r.room_nid AND NOT e.outlier
             AND e.event_nid <> r.event_nid
-            AND ($4::text IS NULL OR e.rel_type_nid = r.rel_type_nid)
-            AND ($5::text IS NULL OR e.type_nid = r.type_nid)
+            AND (:rel_type IS NULL OR e.rel_type_nid = r.rel_type_nid)
+            AND (:event_type IS NULL OR e.type_nid = r.type_nid)
         OFFSET 0
     ) AS e
-    WHERE w.shown AND w.level < $15::int
+    WHERE w.shown AND w.level < :levels
 ),
 found AS (  -- stops the walk once it has read that many rows
     SELECT event_nid, level, shown
     FROM walk
-    LIMIT $14::bigint
+    LIMIT :rows_max
 ),
 {reordered}
 page AS MATERIALIZED (
@@ -201,44 +195,41 @@ page AS MATERIALIZED (
     FROM found f
     JOIN events e USING (event_nid)
     WHERE f.shown AND f.level > 0
-        AND ((e.topological_ordering, e.stream_ordering) <= ($6::bigint, $7::bigint) {or_brought})
-        AND (e.backfilled OR e.stream_ordering <= $8::bigint)
+        AND ((e.topological_ordering, e.stream_ordering) <= (:upper, :upper_stream) {or_brought})
+        AND (e.backfilled OR e.stream_ordering <= :upper_live)
         AND (
-            (e.topological_ordering, e.stream_ordering) > ($9::bigint, $10::bigint)
+            (e.topological_ordering, e.stream_ordering) > (:lower, :lower_stream)
                 {and_not_left_out}
             OR (
-                NOT e.backfilled AND e.stream_ordering > $11::bigint
-                    AND (e.topological_ordering, e.stream_ordering) > ($16::bigint, $17::bigint)
+                NOT e.backfilled AND e.stream_ordering > :lower_live
+                    AND (e.topological_ordering, e.stream_ordering) > (:above, :above_stream)
                     {and_not_left_out_live}
             )
         )
-    ORDER BY e.topological_ordering * $13::bigint, e.stream_ordering * $13::bigint
-    LIMIT $12::bigint + 1
+    ORDER BY e.topological_ordering * :sign, e.stream_ordering * :sign
+    LIMIT :page_max + 1
 )
 SELECT r.moves, {left_out}, s.*
 FROM target r
 LEFT JOIN page ON true
 LEFT JOIN stored_events s ON s.event_nid = page.event_nid
-ORDER BY page.topological_ordering * $13::bigint, page.stream_ordering * $13::bigint
+ORDER BY page.topological_ordering * :sign, page.stream_ordering * :sign
 """
-"""Parameters as of `TEMPLATE_DIRECT` up to $12. $13 is -1 for a page backwards, else 1.
-
-$14 is the most rows of the walk, $15 `RECURSION_DEPTH`. From $16 on they go on as there from $13.
-"""
+"""`:sign` is -1 for a page backwards, else 1. `:rows_max`: of the walk. `:levels`: `LEVELS`."""
 
 PART_IS_VISIBLE: Final[LiteralString] = fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")
 
-PART_IGNORED: Final[LiteralString] = fill(TEMPLATE_IGNORED, reader="$2", named="$3")
+PART_IGNORED: Final[LiteralString] = fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored")
 
 PARTS_ORDINARY: Final[dict[str, LiteralString]] = {
-    "and_not_reordered": "AND r.moves <= $15::bigint",
-    "in_room": "$16::text",
+    "and_not_reordered": "AND r.moves <= :moves",
+    "in_room": ":room_id",
     "reordered": "",
     "page_range": "",
-    "upper": "($6::bigint, $7::bigint)",
+    "upper": "(:upper, :upper_stream)",
     "above_lower": """
             e.topological_ordering >= CASE
-                WHEN $11::bigint = 9223372036854775807 THEN $9::bigint ELSE $13::bigint END
+                WHEN :lower_live = 9223372036854775807 THEN :lower ELSE :above END
     """,
     "and_not_left_out": "",
     "and_not_left_out_live": "",
@@ -247,91 +238,171 @@ PARTS_ORDINARY: Final[dict[str, LiteralString]] = {
 
 PARTS_REORDERED: Final[dict[str, LiteralString]] = {
     "and_not_reordered": "",
-    "in_room": "$19::text",
+    "in_room": ":room_id",
     "page_range": "CROSS JOIN page_range AS p",
     "upper": "(p.upper, p.upper_stream)",
     "above_lower": "(e.topological_ordering, e.stream_ordering) >= (p.lower, p.lower_stream)",
     "and_not_left_out": PART_NOT_LEFT_OUT,
-    "and_not_left_out_live": fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind="$18"),
+    "and_not_left_out_live": fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind=":behind"),
 }
 
 PARTS_NUMBERS: Final[dict[str, LiteralString]] = {
     "room": "target",
-    "upper": "$15",
-    "lower": "$16",
-    "rows_max": "$17",
+    "upper": ":upper_numbers",
+    "lower": ":lower_numbers",
+    "rows_max": ":moves_max",
 }
 
-SQL_BACKWARDS: Final[LiteralString] = fill(
-    TEMPLATE_DIRECT,
-    order="DESC",
-    is_visible=PART_IS_VISIBLE,
-    ignored=PART_IGNORED,
-    **PARTS_ORDINARY,
-)
+PAGE_VALUES: Final[dict[str, str]] = {
+    "event_id": "text",
+    "user_id": "text",
+    "ignored": "text[]",
+    "rel_type": "text",
+    "event_type": "text",
+    "upper": "bigint",
+    "upper_stream": "bigint",
+    "upper_live": "bigint",
+    "lower": "bigint",
+    "lower_stream": "bigint",
+    "lower_live": "bigint",
+    "page_max": "bigint",
+}
+"""The first parameters of a page."""
 
-SQL_FORWARDS: Final[LiteralString] = fill(
-    TEMPLATE_DIRECT, order="ASC", is_visible=PART_IS_VISIBLE, ignored=PART_IGNORED, **PARTS_ORDINARY
-)
-
-SQL_BACKWARDS_REORDERED: Final[LiteralString] = fill(
-    TEMPLATE_DIRECT,
-    order="DESC",
-    is_visible=PART_IS_VISIBLE,
-    ignored=PART_IGNORED,
-    left_out=PART_NONE_LEFT_OUT,
-    reordered=fill(
-        TEMPLATE_PAGE_RANGE,
-        reordered=fill(TEMPLATE_REORDERED, forwards="false", **PARTS_NUMBERS),
+SQL_BACKWARDS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_DIRECT,
+        order="DESC",
+        is_visible=PART_IS_VISIBLE,
+        ignored=PART_IGNORED,
+        **PARTS_ORDINARY,
     ),
-    **PARTS_REORDERED,
-)
+    USER_SEES,
+    WHOLE,
+    **PAGE_VALUES,
+    above="bigint",
+    above_stream="bigint",
+    moves="bigint",
+    room_id="text",
+).sql
 
-SQL_FORWARDS_REORDERED: Final[LiteralString] = fill(
-    TEMPLATE_DIRECT,
-    order="ASC",
-    is_visible=PART_IS_VISIBLE,
-    ignored=PART_IGNORED,
-    left_out=PART_LEFT_OUT,
-    reordered=fill(
-        TEMPLATE_PAGE_RANGE,
-        reordered=fill(TEMPLATE_REORDERED, forwards="true", **PARTS_NUMBERS),
+SQL_FORWARDS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_DIRECT,
+        order="ASC",
+        is_visible=PART_IS_VISIBLE,
+        ignored=PART_IGNORED,
+        **PARTS_ORDINARY,
     ),
-    **PARTS_REORDERED,
-)
+    USER_SEES,
+    WHOLE,
+    **PAGE_VALUES,
+    above="bigint",
+    above_stream="bigint",
+    moves="bigint",
+    room_id="text",
+).sql
 
-SQL_RECURSIVE: Final[LiteralString] = fill(
-    TEMPLATE_RECURSIVE,
-    is_visible=PART_IS_VISIBLE,
-    ignored=PART_IGNORED,
-    and_not_reordered="AND r.moves <= $18::bigint",
-    in_room="$19::text",
-    reordered="",
-    or_brought="",
-    and_not_left_out="",
-    and_not_left_out_live="",
-    left_out=PART_NONE_LEFT_OUT,
-)
-
-SQL_RECURSIVE_REORDERED: Final[LiteralString] = fill(
-    TEMPLATE_RECURSIVE,
-    is_visible=PART_IS_VISIBLE,
-    ignored=PART_IGNORED,
-    and_not_reordered="",
-    in_room="$22::text",
-    reordered=fill(
-        TEMPLATE_REORDERED,
-        room="target",
-        upper="$18",
-        lower="$19",
-        rows_max="$20",
-        forwards="$13::bigint > 0",
+SQL_BACKWARDS_REORDERED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_DIRECT,
+        order="DESC",
+        is_visible=PART_IS_VISIBLE,
+        ignored=PART_IGNORED,
+        left_out=PART_NONE_LEFT_OUT,
+        reordered=fill(
+            TEMPLATE_PAGE_RANGE,
+            reordered=fill(TEMPLATE_REORDERED, forwards="false", **PARTS_NUMBERS),
+        ),
+        **PARTS_REORDERED,
     ),
-    or_brought=PART_OR_BROUGHT,
-    and_not_left_out=PART_NOT_LEFT_OUT,
-    and_not_left_out_live=fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind="$21"),
-    left_out=PART_LEFT_OUT,
-)
+    USER_SEES,
+    WHOLE,
+    **PAGE_VALUES,
+    above="bigint",
+    above_stream="bigint",
+    **REORDERED_VALUES,
+    room_id="text",
+).sql
+
+SQL_FORWARDS_REORDERED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_DIRECT,
+        order="ASC",
+        is_visible=PART_IS_VISIBLE,
+        ignored=PART_IGNORED,
+        left_out=PART_LEFT_OUT,
+        reordered=fill(
+            TEMPLATE_PAGE_RANGE,
+            reordered=fill(TEMPLATE_REORDERED, forwards="true", **PARTS_NUMBERS),
+        ),
+        **PARTS_REORDERED,
+    ),
+    USER_SEES,
+    WHOLE,
+    **PAGE_VALUES,
+    above="bigint",
+    above_stream="bigint",
+    **REORDERED_VALUES,
+    room_id="text",
+).sql
+
+SQL_RECURSIVE: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_RECURSIVE,
+        is_visible=PART_IS_VISIBLE,
+        ignored=PART_IGNORED,
+        and_not_reordered="AND r.moves <= :moves",
+        in_room=":room_id",
+        reordered="",
+        or_brought="",
+        and_not_left_out="",
+        and_not_left_out_live="",
+        left_out=PART_NONE_LEFT_OUT,
+    ),
+    USER_SEES,
+    WHOLE,
+    **PAGE_VALUES,
+    sign="bigint",
+    rows_max="bigint",
+    levels="int",
+    above="bigint",
+    above_stream="bigint",
+    moves="bigint",
+    room_id="text",
+).sql
+
+SQL_RECURSIVE_REORDERED: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_RECURSIVE,
+        is_visible=PART_IS_VISIBLE,
+        ignored=PART_IGNORED,
+        and_not_reordered="",
+        in_room=":room_id",
+        reordered=fill(
+            TEMPLATE_REORDERED,
+            room="target",
+            upper=":upper_numbers",
+            lower=":lower_numbers",
+            rows_max=":moves_max",
+            forwards=":sign > 0",
+        ),
+        or_brought=PART_OR_BROUGHT,
+        and_not_left_out=PART_NOT_LEFT_OUT,
+        and_not_left_out_live=fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind=":behind"),
+        left_out=PART_LEFT_OUT,
+    ),
+    USER_SEES,
+    WHOLE,
+    **PAGE_VALUES,
+    sign="bigint",
+    rows_max="bigint",
+    levels="int",
+    above="bigint",
+    above_stream="bigint",
+    **REORDERED_VALUES,
+    room_id="text",
+).sql
 
 
 class RelatedRow(NamedTuple):
@@ -466,9 +537,8 @@ TEMPLATE_BUNDLES: Final[LiteralString] = """
 latest AS MATERIALIZED (  -- of each thread: an event that itself relates to another begins none
     SELECT p.event_id AS root_id, p.key AS root_key, p.sender_nid AS root_sender_nid,
         last.event_nid, last.event_id, last.sender_nid,
-        last.type_nid, last.whole, p.room_nid, p.principal_nid, p.ignored, p.own_audiences,
-            p.shared_audiences, p.world_audiences,
-        p.shared_before, p.joined_audiences, p.joined_since, p.reader_nid, p.unread
+        last.type_nid, last.whole, p.room_nid, p.principal_nid, p.ignored,
+        p.joined_audiences, :user_sees.of(p)
     FROM parent p
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AS whole
@@ -486,13 +556,11 @@ latest AS MATERIALIZED (  -- of each thread: an event that itself relates to ano
 holder AS MATERIALIZED (
     SELECT event_id, key, room_nid, sender_nid, type_nid, whole
         AND rel_type_nid IS DISTINCT FROM {REL_REPLACE} AS editable, ignored,
-        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences,
-            joined_since, reader_nid, unread
+        joined_audiences, :user_sees.columns
     FROM parent
     UNION
     SELECT event_id, relation_key(event_id), room_nid, sender_nid, type_nid, whole, ignored,
-        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences,
-            joined_since, reader_nid, unread
+        joined_audiences, :user_sees.columns
     FROM latest
 ),
 found AS (
@@ -535,7 +603,7 @@ found AS (
                 AND NOT e.outlier
                 AND {visible_by_holder}
             ORDER BY e.topological_ordering, e.stream_ordering
-            LIMIT $4::bigint
+            LIMIT :references_max
         ) AS r
     ) AS referring
     WHERE referring.ids IS NOT NULL
@@ -557,13 +625,13 @@ PART_BUNDLES: Final[LiteralString] = fill(
 TEMPLATE_AGGREGATIONS: Final[LiteralString] = """
 WITH
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $1::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid,
         {ignored} AS ignored
 ),
 named AS MATERIALIZED (
     SELECT found.event_nid, found.room_nid, relation_key(found.event_id) AS key
-    FROM (SELECT DISTINCT unnest($2::text[]) AS id) AS one
+    FROM (SELECT DISTINCT unnest(:event_ids) AS id) AS one
     CROSS JOIN LATERAL (
         SELECT event_nid, room_nid, event_id FROM events WHERE event_id = one.id OFFSET 0
     ) AS found
@@ -590,13 +658,9 @@ parent AS MATERIALIZED (
     JOIN events e USING (event_nid)
     CROSS JOIN LATERAL (
         SELECT e.redacted_by IS NULL
-            AND (was_there(e, room.joined_since, room.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, room.reader_nid, room.unread)) AS whole
+            AND :whole.of(room) AS whole
     ) AS form
-    WHERE user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
-        room.world_audiences,
-        room.shared_before, room.reader_nid, room.unread)
+    WHERE user_sees(e, :user_sees.of(room))
 ),
 {bundles}
 SELECT t.about, t.kind, t.events, t.participated, t.ids, s.*
@@ -604,11 +668,19 @@ FROM found t
 LEFT JOIN stored_events s USING (event_nid)
 """
 
-SQL_AGGREGATIONS: Final[LiteralString] = fill(
-    TEMPLATE_AGGREGATIONS,
-    bundles=PART_BUNDLES,
-    ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$3"),
-)
+SQL_AGGREGATIONS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_AGGREGATIONS,
+        bundles=PART_BUNDLES,
+        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
+    ),
+    USER_SEES,
+    WHOLE,
+    user_id="text",
+    event_ids="text[]",
+    ignored="text[]",
+    references_max="bigint",
+).sql
 
 
 class AggregationRow(NamedTuple):

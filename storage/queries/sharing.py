@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.errors import ResyncNeeded
 from storage.ids import RoomId, UserId
 from storage.streams import VectorPosition
@@ -48,14 +48,16 @@ WHERE k.state_key <> $1::text AND k.state_key_nid = ANY(ARRAY(
 ))
 """)
 
-SQL_SHARING_CHANGES: Final[LiteralString] = fill("""
+SQL_SHARING_CHANGES: Final[LiteralString] = compose(
+    """
 WITH
 further AS MATERIALIZED (  -- of each token (0 since, 1 to), the writers that are further
-    SELECT * FROM unnest($4::int[], $5::text[], $6::bigint[]) AS f (token, instance_name, stream_id)
+    SELECT *
+    FROM unnest(:tokens, :writers, :writer_positions) AS f (token, instance_name, stream_id)
 ),
 covered AS MATERIALIZED (  -- the position of each writer in both tokens
-    SELECT w.writer_nid, COALESCE(s.stream_id, $2::bigint) AS since,
-        COALESCE(t.stream_id, $3::bigint) AS upto
+    SELECT w.writer_nid, COALESCE(s.stream_id, :since) AS since,
+        COALESCE(t.stream_id, :upto) AS upto
     FROM writers w
     LEFT JOIN further s ON s.token = 0 AND s.instance_name = w.instance_name
     LEFT JOIN further t ON t.token = 1 AND t.instance_name = w.instance_name
@@ -64,13 +66,13 @@ me AS MATERIALIZED (
     SELECT p.principal_nid, k.state_key_nid
     FROM principals p
     JOIN state_keys k ON k.type_nid = {TYPE_MEMBER} AND k.state_key = p.name
-    WHERE p.name = $1::text
+    WHERE p.name = :user_id
 ),
 own AS MATERIALIZED (  -- rooms that the user is in, or may have been in since a token
     SELECT m.room_nid, m.membership = {JOIN} AS joined
     FROM me
     JOIN memberships m USING (principal_nid)
-    WHERE m.membership = {JOIN} OR m.stream_ordering > LEAST($2::bigint, $3::bigint)
+    WHERE m.membership = {JOIN} OR m.stream_ordering > LEAST(:since, :upto)
 ),
 change AS MATERIALIZED (  -- of members after a token, with the membership before each
     SELECT d.room_nid, d.state_key_nid, d.stream_ordering, e.membership,
@@ -80,7 +82,7 @@ change AS MATERIALIZED (  -- of members after a token, with the membership befor
     CROSS JOIN LATERAL (
         SELECT *
         FROM state_deltas x
-        WHERE x.room_nid = own.room_nid AND x.stream_ordering > LEAST($2::bigint, $3::bigint)
+        WHERE x.room_nid = own.room_nid AND x.stream_ordering > LEAST(:since, :upto)
         OFFSET 0
     ) AS d
     JOIN covered c USING (writer_nid)
@@ -175,13 +177,20 @@ FROM changed c
 CROSS JOIN LATERAL (
     SELECT x.state_key FROM state_keys x WHERE x.state_key_nid = c.state_key_nid OFFSET 0
 ) AS k
-WHERE k.state_key <> $1::text AND c.during <> '{(,)}'
+WHERE k.state_key <> :user_id AND c.during <> '{(,)}'
     AND (lower_inf(c.during) OR upper_inf(c.during))
 UNION ALL
 SELECT NULL, NULL, purged_upto
 FROM purged_streams
 WHERE stream_name = 'events'
-""")
+""",
+    user_id="text",
+    since="bigint",
+    upto="bigint",
+    tokens="int[]",
+    writers="text[]",
+    writer_positions="bigint[]",
+).sql
 
 
 class SharingChangeRow(NamedTuple):

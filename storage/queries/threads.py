@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
+from storage.database.columns import USER_SEES, WHOLE, WITHHELD
 from storage.database.connection import Connection
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries import relations
@@ -43,7 +44,7 @@ took part in no thread would pay for `Config.traversal_rows_max` of them.
 TEMPLATE_THREADS: Final[LiteralString] = """
 WITH
 reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
         0) AS principal_nid,
         {ignored} AS ignored
 ),
@@ -51,13 +52,13 @@ room AS MATERIALIZED (
     SELECT r.room_nid, r.out_of_range, reader.principal_nid, reader.ignored
     FROM reader
     CROSS JOIN rooms r
-    WHERE r.room_id = $1::text
+    WHERE r.room_id = :room_id
 ),
 visible_range AS MATERIALIZED (
     SELECT r.room_nid, r.ignored, s.*
     FROM room r
     CROSS JOIN LATERAL topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
-        $4::bigint, $6::bigint, 0) AS s
+        :below, :replies_max, 0) AS s
 ),
 reply AS MATERIALIZED (  -- from the index alone, visible or not
     SELECT e.*
@@ -67,15 +68,15 @@ reply AS MATERIALIZED (  -- from the index alone, visible or not
         FROM events e
         WHERE e.room_nid = v.room_nid AND e.rel_type_nid = {REL_THREAD} AND NOT e.outlier
             AND e.topological_ordering >= v.lowest AND e.topological_ordering <= v.highest
-            AND (e.topological_ordering, e.stream_ordering) < ($4::bigint, $5::bigint)
+            AND (e.topological_ordering, e.stream_ordering) < (:below, :below_stream)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
-        LIMIT $6::bigint
+        LIMIT :replies_max
     ) AS e
     ORDER BY v.highest DESC, e.topological_ordering DESC, e.stream_ordering DESC
-    LIMIT $6::bigint
+    LIMIT :replies_max
 ),
 chunk AS MATERIALIZED (  -- NULL as its end: there are no replies below
-    SELECT CASE WHEN count(*) = $6::bigint THEN min(topological_ordering) END AS topological
+    SELECT CASE WHEN count(*) = :replies_max THEN min(topological_ordering) END AS topological
     FROM reply
 ),
 ending AS MATERIALIZED (
@@ -101,11 +102,11 @@ thread AS (
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT 1
     ) AS last
-    WHERE (last.topological_ordering, last.stream_ordering) < ($4::bigint, $5::bigint)
+    WHERE (last.topological_ordering, last.stream_ordering) < (:below, :below_stream)
         AND (last.topological_ordering, last.stream_ordering)
             >= (SELECT COALESCE(topological, 0), COALESCE(stream, 0) FROM ending)
     ORDER BY last.topological_ordering DESC, last.stream_ordering DESC
-    LIMIT $7::bigint
+    LIMIT :threads_max
 )
 SELECT (SELECT count(*) FROM reply) AS replies, n.topological AS ending_topological,
     n.stream AS ending_stream, t.topological_ordering, t.stream_ordering,
@@ -115,37 +116,34 @@ CROSS JOIN ending n
 LEFT JOIN thread t ON true
 ORDER BY t.topological_ordering DESC, t.stream_ordering DESC
 """
-"""$4 and $5: below this position. $6: the replies of the chunk. $7: the most threads."""
+"""`:replies_max`: the replies of the chunk."""
 
 TEMPLATE_ROOTS: Final[LiteralString] = """
 WITH reader AS MATERIALIZED (
     SELECT r.room_nid, u.principal_nid, u.ignored, v.*
     FROM rooms r
     CROSS JOIN (
-        SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+        SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
             0) AS principal_nid,
             {ignored} AS ignored
     ) AS u
     CROSS JOIN LATERAL visibility_of(r.room_nid, u.principal_nid) AS v
-    WHERE r.room_id = $1::text
+    WHERE r.room_id = :room_id
 )
 SELECT form.withheld, s.*
 FROM reader r
 JOIN events e ON e.event_nid = ANY(ARRAY(
     SELECT found.event_nid
-    FROM unnest($4::text[]) AS one (id)
+    FROM unnest(:root_ids) AS one (id)
     CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
 )) AND e.room_nid = r.room_nid
 CROSS JOIN LATERAL (
-    SELECT NOT was_there(e, r.joined_since, r.joined_audiences)
-        AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
+    SELECT :withheld.of(r) AS withheld
 ) AS form
 JOIN stored_events s USING (event_nid)
-WHERE user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
-        r.shared_before, r.reader_nid, r.unread)
+WHERE user_sees(e, :user_sees.of(r))
     AND (e.rel_type_nid IS NULL OR e.redacted_by IS NOT NULL OR form.withheld)
-    AND (NOT $5::boolean OR e.sender_nid = r.principal_nid OR EXISTS (
+    AND (NOT :participated OR e.sender_nid = r.principal_nid OR EXISTS (
         SELECT
         FROM events e
         WHERE e.relates_to = relation_key(s.event_id) AND e.rel_type_nid = (SELECT {REL_THREAD})
@@ -154,19 +152,40 @@ WHERE user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_
             AND {is_visible}
     ))
 """
-"""$4: the ids. $5: only threads in which the user participated."""
+"""`:participated`: only threads in which the user participated."""
 
-SQL_THREADS: Final[LiteralString] = fill(
-    TEMPLATE_THREADS,
-    is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="v"),
-    ignored=fill(TEMPLATE_IGNORED, reader="$2", named="$3"),
-)
+SQL_THREADS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_THREADS,
+        is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="v"),
+        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
+    ),
+    USER_SEES,
+    WHOLE,
+    room_id="text",
+    user_id="text",
+    ignored="text[]",
+    below="bigint",
+    below_stream="bigint",
+    replies_max="bigint",
+    threads_max="bigint",
+).sql
 
-SQL_ROOTS: Final[LiteralString] = fill(
-    TEMPLATE_ROOTS,
-    is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r"),
-    ignored=fill(TEMPLATE_IGNORED, reader="$2", named="$3"),
-)
+SQL_ROOTS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_ROOTS,
+        is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r"),
+        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
+    ),
+    USER_SEES,
+    WITHHELD,
+    WHOLE,
+    room_id="text",
+    user_id="text",
+    ignored="text[]",
+    root_ids="text[]",
+    participated="boolean",
+).sql
 
 
 class ThreadRow(NamedTuple):

@@ -17,8 +17,9 @@ topological order. It does not read the hidden events between
 
 from typing import Final, LiteralString
 
+from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection, require_room
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.errors import InputError
 from storage.ids import RoomId, ServerName, UserId
 from storage.queries.events import StoredEvent, stored_of
@@ -103,14 +104,11 @@ JOIN stored_events s USING (event_nid)
 
 PART_WITHHELD: Final[LiteralString] = """
 $2::text IS NOT NULL
-    AND NOT was_there(e, room.joined_since, room.joined_audiences)
-    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-    AND NOT was_there_before(e, room.reader_nid, room.unread)
+    AND :withheld.of(room)
 """
 
 PART_USER_SEES: Final[LiteralString] = """
-user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences,
-    room.shared_before, room.reader_nid, room.unread)
+user_sees(e, :user_sees.of(room))
 """
 
 PART_SERVER_SEES: Final[LiteralString] = """
@@ -156,9 +154,7 @@ FROM (
         last.topological_ordering, {ranges}) AS part
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, part.joined_since, part.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, part.reader_nid, part.unread) AS withheld
+            :withheld.of(part) AS withheld
         FROM (
             SELECT *
             FROM events e
@@ -168,8 +164,7 @@ FROM (
             LIMIT $4::bigint
         ) AS e
         WHERE e.origin_server_ts {comparison} $3::bigint
-            AND user_sees(e, part.joined_since, part.own_audiences, part.shared_audiences,
-                part.world_audiences, part.shared_before, part.reader_nid, part.unread)
+            AND user_sees(e, :user_sees.of(part))
         ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
         LIMIT 1
     ) AS e
@@ -195,81 +190,103 @@ TEMPLATE_FIRST_MATCH: Final[LiteralString] = """
 COALESCE((SELECT origin_server_ts FROM out_of_order), {otherwise})
 """
 
-SQL_AT_OR_AFTER: Final[LiteralString] = fill(
-    TEMPLATE_NEAREST,
-    room=PART_ROOM,
-    out_of_order=PART_OUT_OF_ORDER_AFTER,
-    stream=PART_STREAM_UP,
-    order="ASC",
-    earliest="$3::bigint",
-    latest=fill(TEMPLATE_FIRST_MATCH, otherwise="9223372036854775807"),
-    is_visible=PART_USER_SEES,
-    is_withheld=PART_WITHHELD,
-)
+SQL_AT_OR_AFTER: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_NEAREST,
+        room=PART_ROOM,
+        out_of_order=PART_OUT_OF_ORDER_AFTER,
+        stream=PART_STREAM_UP,
+        order="ASC",
+        earliest="$3::bigint",
+        latest=fill(TEMPLATE_FIRST_MATCH, otherwise="9223372036854775807"),
+        is_visible=PART_USER_SEES,
+        is_withheld=PART_WITHHELD,
+    ),
+    USER_SEES,
+    WITHHELD,
+).sql
 
-SQL_AT_OR_BEFORE: Final[LiteralString] = fill(
-    TEMPLATE_NEAREST,
-    room=PART_ROOM,
-    out_of_order=PART_OUT_OF_ORDER_BEFORE,
-    stream=PART_STREAM_DOWN,
-    order="DESC",
-    earliest=fill(TEMPLATE_FIRST_MATCH, otherwise="-9223372036854775807 - 1"),
-    latest="$3::bigint",
-    is_visible=PART_USER_SEES,
-    is_withheld=PART_WITHHELD,
-)
+SQL_AT_OR_BEFORE: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_NEAREST,
+        room=PART_ROOM,
+        out_of_order=PART_OUT_OF_ORDER_BEFORE,
+        stream=PART_STREAM_DOWN,
+        order="DESC",
+        earliest=fill(TEMPLATE_FIRST_MATCH, otherwise="-9223372036854775807 - 1"),
+        latest="$3::bigint",
+        is_visible=PART_USER_SEES,
+        is_withheld=PART_WITHHELD,
+    ),
+    USER_SEES,
+    WITHHELD,
+).sql
 
-SQL_SERVER_AT_OR_AFTER: Final[LiteralString] = fill(
-    TEMPLATE_NEAREST,
-    room=PART_ROOM,
-    out_of_order=PART_OUT_OF_ORDER_AFTER,
-    stream=PART_STREAM_UP,
-    order="ASC",
-    earliest="$3::bigint",
-    latest=fill(TEMPLATE_FIRST_MATCH, otherwise="9223372036854775807"),
-    is_visible=PART_SERVER_SEES,
-    is_withheld=PART_WITHHELD,
-)
+SQL_SERVER_AT_OR_AFTER: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_NEAREST,
+        room=PART_ROOM,
+        out_of_order=PART_OUT_OF_ORDER_AFTER,
+        stream=PART_STREAM_UP,
+        order="ASC",
+        earliest="$3::bigint",
+        latest=fill(TEMPLATE_FIRST_MATCH, otherwise="9223372036854775807"),
+        is_visible=PART_SERVER_SEES,
+        is_withheld=PART_WITHHELD,
+    ),
+    WITHHELD,
+).sql
 
-SQL_SERVER_AT_OR_BEFORE: Final[LiteralString] = fill(
-    TEMPLATE_NEAREST,
-    room=PART_ROOM,
-    out_of_order=PART_OUT_OF_ORDER_BEFORE,
-    stream=PART_STREAM_DOWN,
-    order="DESC",
-    earliest=fill(TEMPLATE_FIRST_MATCH, otherwise="-9223372036854775807 - 1"),
-    latest="$3::bigint",
-    is_visible=PART_SERVER_SEES,
-    is_withheld=PART_WITHHELD,
-)
+SQL_SERVER_AT_OR_BEFORE: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_NEAREST,
+        room=PART_ROOM,
+        out_of_order=PART_OUT_OF_ORDER_BEFORE,
+        stream=PART_STREAM_DOWN,
+        order="DESC",
+        earliest=fill(TEMPLATE_FIRST_MATCH, otherwise="-9223372036854775807 - 1"),
+        latest="$3::bigint",
+        is_visible=PART_SERVER_SEES,
+        is_withheld=PART_WITHHELD,
+    ),
+    WITHHELD,
+).sql
 
-SQL_BEYOND_AFTER: Final[LiteralString] = fill(
-    TEMPLATE_BEYOND,
-    room=PART_ROOM,
-    out_of_order=PART_OUT_OF_ORDER_AFTER,
-    stream=PART_STREAM_UP,
-    earliest="$3::bigint",
-    latest="9223372036854775807",
-    comparison=">=",
-    order="ASC",
-    ranges="0, 100",
-    lowest="GREATEST(part.lowest, last.topological_ordering)",
-    highest="part.highest",
-)
+SQL_BEYOND_AFTER: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_BEYOND,
+        room=PART_ROOM,
+        out_of_order=PART_OUT_OF_ORDER_AFTER,
+        stream=PART_STREAM_UP,
+        earliest="$3::bigint",
+        latest="9223372036854775807",
+        comparison=">=",
+        order="ASC",
+        ranges="0, 100",
+        lowest="GREATEST(part.lowest, last.topological_ordering)",
+        highest="part.highest",
+    ),
+    USER_SEES,
+    WITHHELD,
+).sql
 
-SQL_BEYOND_BEFORE: Final[LiteralString] = fill(
-    TEMPLATE_BEYOND,
-    room=PART_ROOM,
-    out_of_order=PART_OUT_OF_ORDER_BEFORE,
-    stream=PART_STREAM_DOWN,
-    earliest="-9223372036854775807",
-    latest="$3::bigint",
-    comparison="<=",
-    order="DESC",
-    ranges="100, 0",
-    lowest="part.lowest",
-    highest="LEAST(part.highest, last.topological_ordering)",
-)
+SQL_BEYOND_BEFORE: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_BEYOND,
+        room=PART_ROOM,
+        out_of_order=PART_OUT_OF_ORDER_BEFORE,
+        stream=PART_STREAM_DOWN,
+        earliest="-9223372036854775807",
+        latest="$3::bigint",
+        comparison="<=",
+        order="DESC",
+        ranges="100, 0",
+        lowest="part.lowest",
+        highest="LEAST(part.highest, last.topological_ordering)",
+    ),
+    USER_SEES,
+    WITHHELD,
+).sql
 
 
 async def event_near(

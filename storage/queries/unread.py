@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
-from storage.database.columns import AUTH_NIDS
+from storage.database.columns import AUTH_NIDS, USER_SEES, WHOLE
 from storage.database.connection import Connection
 from storage.database.placeholders import compose, fill
 from storage.database.prepared import prepare_ahead
@@ -77,22 +77,24 @@ SELECT COALESCE(min(stream_ordering), 0) FROM stay
 
 TEMPLATE_UNREAD: Final[LiteralString] = """
 WITH RECURSIVE
+-- More than 150 lines: the condition of an event that counts is there three times, as each of the
+-- three indexes needs a part of its own.
 reader AS MATERIALIZED (
     SELECT p.principal_nid,
-        ARRAY(SELECT type_nid FROM event_types WHERE type = ANY($3::text[])) AS types,
+        ARRAY(SELECT type_nid FROM event_types WHERE type = ANY(:types)) AS types,
         {ignored} AS ignored
     FROM principals p
-    WHERE p.name = $1::text
+    WHERE p.name = :user_id
 ),
 named AS MATERIALIZED (  -- by number or by id; all that the user has joined if neither is given
-    SELECT unnest($2::int[]) AS room_nid
+    SELECT unnest(:room_nids) AS room_nid
     UNION ALL
-    SELECT room_nid FROM rooms WHERE room_id = ANY($7::text[])
+    SELECT room_nid FROM rooms WHERE room_id = ANY(:room_ids)
     UNION ALL
     SELECT m.room_nid
     FROM reader u
     JOIN memberships m USING (principal_nid)
-    WHERE $2::int[] IS NULL AND $7::text[] IS NULL AND m.membership = {JOIN}
+    WHERE :room_nids IS NULL AND :room_ids IS NULL AND m.membership = {JOIN}
 ),
 room AS MATERIALIZED (  -- the receipts of each room, by thread, as stream orderings
     SELECT n.room_nid, r.room_id, r.last_stream_ordering, m.event_nid AS member_nid, c.*
@@ -131,7 +133,7 @@ has_news AS MATERIALIZED (  -- the others are read to their end
     FROM room r
     CROSS JOIN LATERAL (
         -- the last join: back over changes of the profile, which name their predecessor
-        SELECT CASE WHEN r.whole IS NULL AND (r.main IS NULL OR $9::boolean OR EXISTS (
+        SELECT CASE WHEN r.whole IS NULL AND (r.main IS NULL OR :counts_reactions OR EXISTS (
             SELECT FROM events e
             WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, 0)
                 AND e.room_nid BETWEEN r.room_nid AND r.room_nid
@@ -164,7 +166,7 @@ related AS MATERIALIZED (  -- what is in a thread, or may be
         UNION ALL
         ({annotations})
     ) AS e
-    LEFT JOIN unnest($8::bigint[], $10::bigint[]) AS known (relates_to, thread_key)
+    LEFT JOIN unnest(:related_to, :thread_keys) AS known (relates_to, thread_key)
         ON known.relates_to = e.relates_to AND e.rel_type_nid <> {REL_THREAD}
     WHERE e.counts OR e.is_own
 )
@@ -185,14 +187,14 @@ CROSS JOIN LATERAL (
                 {main}
             ) AS e
             WHERE e.counts OR e.is_own
-            LIMIT $5::bigint
+            LIMIT :count_max
         ) AS e
     ) AS counted
     WHERE counted.stream_ordering > COALESCE(counted.said, 0)
 ) AS timeline
 WHERE timeline.events > 0
 UNION ALL
-SELECT 'thread', t.room_id, t.thread_key, LEAST(t.events, $5::bigint)::int, x.event_id, x.json
+SELECT 'thread', t.room_id, t.thread_key, LEAST(t.events, :count_max)::int, x.event_id, x.json
 FROM (
     SELECT e.room_id, e.thread_key, count(*) AS events, max(e.event_nid) AS event_nid
     FROM (
@@ -217,27 +219,27 @@ SELECT 'related', t.room_id, t.relates_to, 0, x.event_id, x.json
 FROM (
     SELECT e.room_id, e.relates_to, max(e.event_nid) AS event_nid
     FROM related e
-    WHERE $8::bigint[] IS NULL AND e.rel_type_nid <> {REL_THREAD}
+    WHERE :related_to IS NULL AND e.rel_type_nid <> {REL_THREAD}
     GROUP BY e.room_id, e.relates_to
 ) AS t
 CROSS JOIN LATERAL (
     SELECT e.event_id, e.json FROM events e WHERE e.event_nid = t.event_nid OFFSET 0
 ) AS x
 """
-"""$8 and $10: events that unread ones relate to, and their threads. $9: whether reactions count."""
+"""`:related_to` and `:thread_keys`: events that unread ones relate to, and their threads."""
 
 TEMPLATE_MAIN: Final[LiteralString] = """
 SELECT e.stream_ordering, {counts} AND is_main AS counts, {is_own} AND is_main AS is_own
 FROM events e
 CROSS JOIN LATERAL (
     SELECT COALESCE(e.rel_type_nid NOT IN ({REL_REPLACE}, {REL_THREAD})
-        AND (e.relates_to = ANY($8::bigint[])) IS NOT TRUE, true) AS is_main
+        AND (e.relates_to = ANY(:related_to)) IS NOT TRUE, true) AS is_main
 ) AS place
 WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.main_upto)
     AND e.room_nid BETWEEN r.room_nid AND r.room_nid
     AND NOT e.outlier AND NOT e.backfilled
 ORDER BY e.room_nid DESC, e.stream_ordering DESC
-LIMIT $6::bigint
+LIMIT :rows_max
 """
 
 TEMPLATE_RELATED: Final[LiteralString] = """
@@ -248,7 +250,7 @@ WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, r.related_upto)
     AND e.room_nid BETWEEN r.room_nid AND r.room_nid
     AND {which} AND NOT e.outlier AND NOT e.backfilled
 ORDER BY e.room_nid DESC, e.stream_ordering DESC
-LIMIT $6::bigint
+LIMIT :rows_max
 """
 
 TEMPLATE_COUNTS: Final[LiteralString] = """
@@ -271,7 +273,7 @@ SQL_UNREAD: Final[LiteralString] = compose(
     fill(
         TEMPLATE_UNREAD,
         last_join=PART_LAST_JOIN,
-        ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$4"),
+        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
         read_upto=fill(TEMPLATE_READ_UPTO, event="e"),
         related=fill(
             TEMPLATE_RELATED,
@@ -283,11 +285,23 @@ SQL_UNREAD: Final[LiteralString] = compose(
             TEMPLATE_RELATED,
             counts=PART_COUNTS,
             is_own="false",
-            which="$9::boolean AND e.rel_type_nid = {REL_ANNOTATION}",
+            which=":counts_reactions AND e.rel_type_nid = {REL_ANNOTATION}",
         ),
         main=fill(TEMPLATE_MAIN, counts=PART_COUNTS, is_own=PART_IS_OWN),
     ),
     AUTH_NIDS,
+    USER_SEES,
+    WHOLE,
+    user_id="text",
+    room_nids="int[]",
+    types="text[]",
+    ignored="text[]",
+    count_max="bigint",
+    rows_max="bigint",
+    room_ids="text[]",
+    related_to="bigint[]",
+    counts_reactions="boolean",
+    thread_keys="bigint[]",
 ).sql
 prepare_ahead(SQL_UNREAD)
 

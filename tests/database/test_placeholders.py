@@ -6,7 +6,14 @@ import pytest
 
 from storage.database import Database
 from storage.database.columns import Table
-from storage.database.placeholders import ColumnList, InputRows, InputValue, by_column, compose
+from storage.database.placeholders import (
+    ColumnList,
+    InputRows,
+    InputValue,
+    SharedCondition,
+    by_column,
+    compose,
+)
 
 PEOPLE = Table("people", ("person_nid",), person_nid="bigint", friends="int[]", name="text")
 PERSON = PEOPLE.rows("person", age="int")
@@ -206,3 +213,22 @@ def test_rows_become_columns() -> None:
     assert by_column(("a", "b"), []) == {}
     with pytest.raises(ValueError, match="longer"):
         by_column(("a",), [(1, 2)])
+
+
+def test_single_values_are_numbered_as_they_are_declared() -> None:
+    text = "SELECT :limit FROM t WHERE a = :room_id AND b = ANY(:ids) AND c = {JOIN} AND d > :limit"
+    statement = compose(text, room_id="text", ids="text[]", limit="bigint")
+    assert statement.sql == (
+        "SELECT $3::bigint FROM t WHERE a = $1::text AND b = ANY($2::text[]) AND c = 5 /* JOIN */"
+        " AND d > $3::bigint"
+    )
+    assert statement.bind({"limit": 1, "room_id": "!a", "ids": []}) == ["!a", [], 1]
+    with pytest.raises(ValueError, match="no place"):
+        compose(text, room_id="text", ids="text[]", limit="bigint", server_name="text")
+
+
+def test_a_shared_condition_takes_an_alias() -> None:
+    known = SharedCondition("known", (), condition="f(e, {row}.a) AND {row}.b")
+    assert compose("SELECT :known.of(v)", known).sql == "SELECT f(e, v.a) AND v.b"
+    with pytest.raises(ValueError, match="no such placeholder"):
+        compose("SELECT :known.columns", known)

@@ -27,6 +27,30 @@ async def driver(shared_dsn: str) -> "asyncpg.Connection":
     await connection.close()
 
 
+LINES_PER_STATEMENT = 150
+LONG_STATEMENTS = {
+    "storage.persist.write.all_tables.SQL_WRITE",
+    "storage.queries.sliding.room_state.SQL_SLIDING_STATE",
+    "storage.queries.sliding.timelines.SQL_TIMELINES",
+    "storage.queries.sync.rooms.SQL_ROOMS",
+    "storage.queries.sync.rooms.SQL_ROOMS_AND_WRITERS",
+    "storage.queries.sync.state.SQL_STATE",
+    "storage.queries.unread.SQL_UNREAD",
+}
+"""Each begins with a comment that says why. They are of six templates, and no more may be added."""
+
+
+def test_an_assembled_statement_can_be_read() -> None:
+    long = {
+        f"{one.module}.{one.name}": one.sql.strip().splitlines()
+        for one in sql.statements()
+        if one.sql.strip().count("\n") >= LINES_PER_STATEMENT
+    }
+    assert long.keys() == LONG_STATEMENTS
+    for name, lines in long.items():
+        assert lines[1].startswith("-- More than 150 lines: "), name
+
+
 async def test_each_statement_can_be_prepared(driver: "asyncpg.Connection") -> None:
     found = sql.statements()
     assert ("storage.database.migrate", "SQL_REVISION") in {statement[:2] for statement in found}

@@ -37,6 +37,8 @@
 -- state_groups), $192 to $192 settled (redaction_nid), $193 to $193 filled_gap (event_nid).
 
 WITH
+-- More than 150 lines: all tables of an append in one round trip. Its checks for a stale plan need
+-- the snapshot from before the write.
 locked AS MATERIALIZED (  -- in a fixed order, so that two writers never wait for each other
     SELECT room_nid, pg_advisory_xact_lock(1919905645 /* LOCK_ROOM */, room_nid)
     FROM (SELECT unnest($1::text::int[]) AS room_nid ORDER BY 1) AS ordered

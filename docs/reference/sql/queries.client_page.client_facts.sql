@@ -1,4 +1,5 @@
--- Sent by storage.queries.client_page.client_facts. Parameters: $1 text, $2 text[], $3 text.
+-- Sent by storage.queries.client_page.client_facts. Parameters: $1 user_id text, $2 event_ids
+-- text[], $3 device_id text.
 
 WITH
 reader AS MATERIALIZED (
@@ -45,8 +46,7 @@ about AS MATERIALIZED (
     JOIN room USING (room_nid)
     JOIN events e USING (event_nid)
     CROSS JOIN LATERAL (
-        SELECT COALESCE(user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
-                room.world_audiences, room.shared_before, room.reader_nid, room.unread),
+        SELECT COALESCE(user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before, room.reader_nid, room.unread),
                 false) AS is_visible,
             NOT e.outlier AND (was_there(e, room.joined_since, room.joined_audiences)
                 OR was_there_before(e, room.reader_nid, room.unread)) AS was_there
@@ -87,7 +87,7 @@ SELECT a.event_id AS about, a.is_redaction, a.is_visible, a.is_shown, a.is_whole
     (SELECT b.event_id FROM events b WHERE b.event_nid = a.redacted_by) AS redaction_id,
     CASE
         WHEN a.is_own_membership THEN a.membership
-        WHEN a.was_there THEN 5
+        WHEN a.was_there THEN 5 /* JOIN */
         WHEN NOT a.outlier THEN COALESCE((SELECT m.membership FROM events m
             WHERE m.event_nid = own.event_nid), 0)
     END AS membership,
@@ -102,9 +102,8 @@ SELECT a.event_id AS about, a.is_redaction, a.is_visible, a.is_shown, a.is_whole
             THEN a.state_group_before
     END AS lost_group,
     -- a reader of the state before the event, or of the own membership, may see what it replaced
-    a.was_there OR a.is_own_membership OR COALESCE(user_sees(e, room.joined_since,
-        room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before,
-        room.reader_nid, room.unread), false) AS may_see_other,
+    a.was_there OR a.is_own_membership
+        OR COALESCE(user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before, room.reader_nid, room.unread), false) AS may_see_other,
     -- whoever was joined at the event had that state, whole
     a.was_there OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
         OR NOT e.outlier AND (was_there(e, room.joined_since, room.joined_audiences)

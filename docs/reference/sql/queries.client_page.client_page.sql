@@ -1,5 +1,5 @@
--- Sent by storage.queries.client_page.client_page. Parameters: $1 text, $2 text, $3 text, $4
--- bigint, $5 text, $6 boolean.
+-- Sent by storage.queries.client_page.client_page. Parameters: $1 user_id text, $2 event_ids text,
+-- $3 ignored text, $4 references_max bigint, $5 room_ids text, $6 has_device boolean.
 
 WITH
 reader AS MATERIALIZED (
@@ -28,9 +28,7 @@ room AS MATERIALIZED (
 named AS MATERIALIZED (
     SELECT e.event_id, e.room_nid, e.sender_nid, e.type_nid, e.rel_type_nid, e.redacted_by,
         e.state_key_nid IS NULL AND e.redacted_by IS NULL
-            AND (was_there(e, room.joined_since, room.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, room.reader_nid, room.unread)) AS whole,
+            AND (was_there(e, room.joined_since, room.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, room.reader_nid, room.unread)) AS whole,
         -- the reader was joined, and no transaction id can be missing
         e.state_key_nid IS NULL AND was_there(e, room.joined_since, room.joined_audiences)
             AND NOT (reader.has_device AND e.sender_nid = room.principal_nid) AS is_usual
@@ -42,8 +40,7 @@ named AS MATERIALIZED (
         FROM unnest($2::text::text[]) AS one (id)
         CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
     ))
-        AND user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
-            room.world_audiences, room.shared_before, room.reader_nid, room.unread)
+        AND user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before, room.reader_nid, room.unread)
 ),
 -- events that others relate to: a probe for each, never a join with all relations
 parent AS MATERIALIZED (
@@ -57,9 +54,8 @@ parent AS MATERIALIZED (
 latest AS MATERIALIZED (  -- of each thread: an event that itself relates to another begins none
     SELECT p.event_id AS root_id, p.key AS root_key, p.sender_nid AS root_sender_nid,
         last.event_nid, last.event_id, last.sender_nid,
-        last.type_nid, last.whole, p.room_nid, p.principal_nid, p.ignored, p.own_audiences,
-            p.shared_audiences, p.world_audiences,
-        p.shared_before, p.joined_audiences, p.joined_since, p.reader_nid, p.unread
+        last.type_nid, last.whole, p.room_nid, p.principal_nid, p.ignored,
+        p.joined_audiences, p.joined_since, p.own_audiences, p.shared_audiences, p.world_audiences, p.shared_before, p.reader_nid, p.unread
     FROM parent p
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.sender_nid, e.type_nid, e.state_key_nid IS NULL AS whole
@@ -67,12 +63,8 @@ latest AS MATERIALIZED (  -- of each thread: an event that itself relates to ano
         WHERE e.relates_to = p.key AND e.rel_type_nid = (SELECT 22 /* REL_THREAD */)
             AND e.room_nid + 0 = p.room_nid
             AND NOT e.outlier
-            AND user_sees_relation(e, p.joined_since, p.own_audiences, p.shared_audiences,
-                    p.world_audiences, p.shared_before, p.reader_nid, p.unread,
-                    p.ignored)
-                AND (was_there(e, p.joined_since, p.joined_audiences)
-                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    OR was_there_before(e, p.reader_nid, p.unread))
+            AND user_sees_relation(e, p.joined_since, p.own_audiences, p.shared_audiences, p.world_audiences, p.shared_before, p.reader_nid, p.unread, p.ignored)
+                AND (was_there(e, p.joined_since, p.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, p.reader_nid, p.unread))
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT 1
     ) AS last
@@ -82,13 +74,11 @@ latest AS MATERIALIZED (  -- of each thread: an event that itself relates to ano
 holder AS MATERIALIZED (
     SELECT event_id, key, room_nid, sender_nid, type_nid, whole
         AND rel_type_nid IS DISTINCT FROM 19 /* REL_REPLACE */ AS editable, ignored,
-        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences,
-            joined_since, reader_nid, unread
+        joined_audiences, joined_since, own_audiences, shared_audiences, world_audiences, shared_before, reader_nid, unread
     FROM parent
     UNION
     SELECT event_id, relation_key(event_id), room_nid, sender_nid, type_nid, whole, ignored,
-        own_audiences, shared_audiences, world_audiences, shared_before, joined_audiences,
-            joined_since, reader_nid, unread
+        joined_audiences, joined_since, own_audiences, shared_audiences, world_audiences, shared_before, reader_nid, unread
     FROM latest
 ),
 found AS (
@@ -101,12 +91,8 @@ found AS (
         WHERE e.relates_to = h.key AND e.rel_type_nid = 19 /* REL_REPLACE */ AND e.replaces
             AND e.room_nid + 0 = h.room_nid AND NOT e.outlier
             AND e.sender_nid = h.sender_nid AND e.type_nid = h.type_nid
-            AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences,
-                    h.world_audiences, h.shared_before, h.reader_nid, h.unread,
-                    h.ignored)
-                AND (was_there(e, h.joined_since, h.joined_audiences)
-                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    OR was_there_before(e, h.reader_nid, h.unread))
+            AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences, h.world_audiences, h.shared_before, h.reader_nid, h.unread, h.ignored)
+                AND (was_there(e, h.joined_since, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, h.reader_nid, h.unread))
         ORDER BY e.origin_server_ts DESC, e.event_id DESC
         LIMIT 1
     ) AS edit
@@ -121,12 +107,8 @@ found AS (
         WHERE e.relates_to = l.root_key AND e.rel_type_nid = (SELECT 22 /* REL_THREAD */)
             AND e.room_nid + 0 = l.room_nid
             AND NOT e.outlier
-            AND user_sees_relation(e, l.joined_since, l.own_audiences, l.shared_audiences,
-                    l.world_audiences, l.shared_before, l.reader_nid, l.unread,
-                    l.ignored)
-                AND (was_there(e, l.joined_since, l.joined_audiences)
-                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    OR was_there_before(e, l.reader_nid, l.unread))
+            AND user_sees_relation(e, l.joined_since, l.own_audiences, l.shared_audiences, l.world_audiences, l.shared_before, l.reader_nid, l.unread, l.ignored)
+                AND (was_there(e, l.joined_since, l.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, l.reader_nid, l.unread))
     ) AS thread
     UNION ALL
     SELECT h.event_id, 'references', NULL, NULL, NULL, referring.ids
@@ -139,12 +121,8 @@ found AS (
             WHERE e.relates_to = h.key AND e.rel_type_nid = 21 /* REL_REFERENCE */
                 AND e.room_nid + 0 = h.room_nid
                 AND NOT e.outlier
-                AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences,
-                        h.world_audiences, h.shared_before, h.reader_nid, h.unread,
-                        h.ignored)
-                    AND (was_there(e, h.joined_since, h.joined_audiences)
-                        OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                        OR was_there_before(e, h.reader_nid, h.unread))
+                AND user_sees_relation(e, h.joined_since, h.own_audiences, h.shared_audiences, h.world_audiences, h.shared_before, h.reader_nid, h.unread, h.ignored)
+                    AND (was_there(e, h.joined_since, h.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, h.reader_nid, h.unread))
             ORDER BY e.topological_ordering, e.stream_ordering
             LIMIT $4::bigint
         ) AS r
@@ -163,8 +141,7 @@ part AS (
     FROM named
     WHERE is_usual AND redacted_by IS NULL
 )
-SELECT COALESCE(user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences,
-            room.world_audiences, room.shared_before, room.reader_nid, room.unread)
+SELECT COALESCE(user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before, room.reader_nid, room.unread)
         AND was_there(e, room.joined_since, room.joined_audiences)
         AND e.state_key_nid IS NULL
         AND NOT (reader.has_device AND e.sender_nid = room.principal_nid), false) AS is_usual,

@@ -1,5 +1,6 @@
--- Sent by storage.queries.context.context. Parameters: $1 text, $2 text, $3 bigint, $4 bigint, $5
--- text[], $6 text[], $7 text[], $8 text[], $9 text[], $10 boolean, $11 text.
+-- Sent by storage.queries.context.context. Parameters: $1 event_id text, $2 user_id text, $3
+-- before_max bigint, $4 after_max bigint, $5 ignored text[], $6 types text[], $7 not_types text[],
+-- $8 senders text[], $9 not_senders text[], $10 contains_url boolean, $11 room_id text.
 
 WITH
 reader AS MATERIALIZED (
@@ -8,9 +9,7 @@ reader AS MATERIALIZED (
 ),
 target AS MATERIALIZED (
     SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid,
-        NOT was_there(e, v.joined_since, v.joined_audiences)
-            AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-            AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld,
+        NOT was_there(e, v.joined_since, v.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($5::text[], ARRAY(
             -- clients can store anything there, also the one character that jsonb cannot have
             SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
@@ -27,8 +26,7 @@ target AS MATERIALIZED (
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
     WHERE e.event_id = $1::text AND ($11::text IS NULL
             OR e.room_nid = (SELECT room_nid FROM rooms WHERE room_id = $11::text))
-        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-            v.shared_before, v.reader_nid, v.unread)
+        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
 ),
 -- the topological ranges of the reader's audiences: the hidden events between them are not read
 visible_range AS MATERIALIZED (
@@ -44,9 +42,7 @@ before AS (
         FROM (SELECT * FROM target CROSS JOIN visible_range v ORDER BY v.highest DESC) AS t
         CROSS JOIN LATERAL (
             SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-                NOT was_there(e, t.joined_since, t.joined_audiences)
-                    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
+                NOT was_there(e, t.joined_since, t.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
             FROM events e
             WHERE e.room_nid = t.room_nid AND NOT e.outlier
                 AND (e.topological_ordering, e.stream_ordering) < (
@@ -55,8 +51,7 @@ before AS (
                         ELSE t.stream_ordering END
                 )
                 AND e.topological_ordering >= t.lowest
-                AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
-                    t.shared_before, t.reader_nid, t.unread)
+                AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before, t.reader_nid, t.unread)
                 AND not_ignored(e, t.ignored)
                 AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
             ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
@@ -70,9 +65,7 @@ after AS (
         FROM (SELECT * FROM target CROSS JOIN visible_range v ORDER BY v.lowest ASC) AS t
         CROSS JOIN LATERAL (
             SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-                NOT was_there(e, t.joined_since, t.joined_audiences)
-                    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
+                NOT was_there(e, t.joined_since, t.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
             FROM events e
             WHERE e.room_nid = t.room_nid AND NOT e.outlier
                 AND (e.topological_ordering, e.stream_ordering) > (
@@ -81,8 +74,7 @@ after AS (
                         ELSE t.stream_ordering END
                 )
                 AND e.topological_ordering <= t.highest
-                AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences,
-                    t.shared_before, t.reader_nid, t.unread)
+                AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before, t.reader_nid, t.unread)
                 AND not_ignored(e, t.ignored)
                 AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
             ORDER BY e.topological_ordering ASC, e.stream_ordering ASC

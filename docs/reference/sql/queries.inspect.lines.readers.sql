@@ -1,8 +1,7 @@
 -- Sent by storage.queries.inspect.lines.readers. Parameters: $1 text, $2 bigint.
 
 SELECT p.name AS user_id,
-    COALESCE(user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences,
-        s.shared_before, s.reader_nid, s.unread), false) AS is_visible
+    COALESCE(user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences, s.shared_before, s.reader_nid, s.unread), false) AS is_visible
 FROM events e
 CROSS JOIN LATERAL (
     SELECT v.principal_nid

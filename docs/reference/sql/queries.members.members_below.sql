@@ -1,5 +1,5 @@
--- Sent by storage.queries.members.members. Parameters: $1 text, $2 bigint, $3 bigint, $4 bigint, $5
--- smallint, $6 smallint.
+-- Sent by storage.queries.members.members. Parameters: $1 room_id text, $2 topological bigint, $3
+-- stream bigint, $4 live bigint, $5 wanted smallint, $6 unwanted smallint.
 
 WITH
 room AS MATERIALIZED (SELECT room_nid, room_version FROM rooms WHERE room_id = $1::text),

@@ -1,11 +1,12 @@
--- Sent by storage.queries.members.membership. Parameters: $1 text, $2 bigint, $3 text[], $4
--- bigint[], $5 text.
+-- Sent by storage.queries.members.membership. Parameters: $1 room_id text, $2 upto bigint, $3
+-- writers text[], $4 writer_positions bigint[], $5 user_id text.
 
 WITH
 covered AS MATERIALIZED (  -- the position in the stream, of each writer
     SELECT w.writer_nid, COALESCE(p.stream_id, $2::bigint) AS upto
     FROM writers w
-    LEFT JOIN unnest($3::text[], $4::bigint[]) AS p (instance_name, stream_id) USING (instance_name)
+    LEFT JOIN unnest($3::text[], $4::bigint[]) AS p (instance_name, stream_id)
+        USING (instance_name)
 )
 SELECT CASE
         WHEN later.room_nid IS NOT NULL THEN COALESCE(e.membership, 0)

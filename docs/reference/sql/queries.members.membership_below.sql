@@ -1,5 +1,5 @@
--- Sent by storage.queries.members.membership. Parameters: $1 text, $2 bigint, $3 bigint, $4 bigint,
--- $5 text.
+-- Sent by storage.queries.members.membership. Parameters: $1 room_id text, $2 topological bigint,
+-- $3 stream bigint, $4 live bigint, $5 user_id text.
 
 WITH
 room AS MATERIALIZED (SELECT room_nid FROM rooms WHERE room_id = $1::text),

@@ -1,12 +1,13 @@
--- Sent by storage.queries.members.state_at_leave. Parameters: $1 text, $2 bigint, $3 text[], $4
--- bigint[].
+-- Sent by storage.queries.members.state_at_leave. Parameters: $1 room_id text, $2 upto bigint, $3
+-- writers text[], $4 writer_positions bigint[].
 
 WITH
 room AS MATERIALIZED (SELECT room_nid, room_version FROM rooms WHERE room_id = $1::text),
 covered AS MATERIALIZED (  -- the position in the stream, of each writer
     SELECT w.writer_nid, COALESCE(p.stream_id, $2::bigint) AS upto
     FROM writers w
-    LEFT JOIN unnest($3::text[], $4::bigint[]) AS p (instance_name, stream_id) USING (instance_name)
+    LEFT JOIN unnest($3::text[], $4::bigint[]) AS p (instance_name, stream_id)
+        USING (instance_name)
 ),
 later AS MATERIALIZED (  -- the keys that changed after the position, with the value before
     SELECT DISTINCT ON (d.state_key_nid) d.state_key_nid, d.prev_event_nid AS event_nid

@@ -1,7 +1,9 @@
--- Sent by storage.queries.messages._statements. Parameters: $1 text, $2 text, $3 bigint, $4 bigint,
--- $5 bigint, $6 bigint, $7 bigint, $8 bigint, $9 bigint, $10 text[], $11 text[], $12 text[], $13
--- text[], $14 text[], $15 boolean, $16 bigint, $17 bigint, $18 bigint[], $19 bigint[], $20 bigint,
--- $21 bigint.
+-- Sent by storage.queries.messages._statements. Parameters: $1 room_id text, $2 user_id text, $3
+-- upper bigint, $4 upper_stream bigint, $5 upper_live bigint, $6 lower bigint, $7 lower_stream
+-- bigint, $8 lower_live bigint, $9 page_max bigint, $10 ignored text[], $11 types text[], $12
+-- not_types text[], $13 senders text[], $14 not_senders text[], $15 contains_url boolean, $16 above
+-- bigint, $17 above_stream bigint, $18 upper_numbers bigint[], $19 lower_numbers bigint[], $20
+-- moves_max bigint, $21 behind bigint.
 
 WITH
 reader AS MATERIALIZED (
@@ -78,9 +80,7 @@ page AS MATERIALIZED (  -- one event more than the limit shows that there are mo
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering,
             claimed_depth(e.depth, e.topological_ordering) AS depth, e.redacted_by, e.rejected,
             e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json,
-            NOT was_there(e, r.joined_since, r.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
+            NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
             AND (e.topological_ordering, e.stream_ordering) <= (r.upper, r.upper_stream)
@@ -96,8 +96,7 @@ page AS MATERIALIZED (  -- one event more than the limit shows that there are mo
                         AND e.event_nid NOT IN (SELECT event_nid FROM left_out WHERE levels & $21::bigint <> 0)
                 )
             )
-            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
-                r.shared_before, r.reader_nid, r.unread)
+            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before, r.reader_nid, r.unread)
             AND not_ignored(e, r.ignored)
             AND is_wanted(e, r.types, r.not_types, r.senders, r.not_senders, r.contains_url)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC

@@ -1,6 +1,7 @@
--- Sent by storage.queries.relations._statements. Parameters: $1 text, $2 text, $3 text[], $4 text,
--- $5 text, $6 bigint, $7 bigint, $8 bigint, $9 bigint, $10 bigint, $11 bigint, $12 bigint, $13
--- bigint, $14 bigint, $15 bigint, $16 text.
+-- Sent by storage.queries.relations._statements. Parameters: $1 event_id text, $2 user_id text, $3
+-- ignored text[], $4 rel_type text, $5 event_type text, $6 upper bigint, $7 upper_stream bigint, $8
+-- upper_live bigint, $9 lower bigint, $10 lower_stream bigint, $11 lower_live bigint, $12 page_max
+-- bigint, $13 above bigint, $14 above_stream bigint, $15 moves bigint, $16 room_id text.
 
 WITH RECURSIVE
 reader AS MATERIALIZED (
@@ -26,8 +27,7 @@ target AS MATERIALIZED (
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
     WHERE e.event_id = $1::text AND r.moves <= $15::bigint
         AND ($16::text IS NULL OR r.room_id = $16::text)
-        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-            v.shared_before, v.reader_nid, v.unread)
+        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
 ),
 found AS (  -- the types of relations to it: the index leads from each to the next one
     SELECT (
@@ -76,12 +76,8 @@ page AS MATERIALIZED (  -- of each type the limit and one more, which shows that
             )
             AND ($5::text IS NULL
                 OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = $5::text))
-            AND user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences,
-                    r.world_audiences, r.shared_before, r.reader_nid, r.unread,
-                    r.ignored)
-                AND (was_there(e, r.joined_since, r.joined_audiences)
-                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    OR was_there_before(e, r.reader_nid, r.unread))
+            AND user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before, r.reader_nid, r.unread, r.ignored)
+                AND (was_there(e, r.joined_since, r.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, r.reader_nid, r.unread))
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $12::bigint + 1
     ) AS e

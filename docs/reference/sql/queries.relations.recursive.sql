@@ -1,6 +1,8 @@
--- Sent by storage.queries.relations._statements. Parameters: $1 text, $2 text, $3 text[], $4 text,
--- $5 text, $6 bigint, $7 bigint, $8 bigint, $9 bigint, $10 bigint, $11 bigint, $12 bigint, $13
--- bigint, $14 bigint, $15 int, $16 bigint, $17 bigint, $18 bigint, $19 text.
+-- Sent by storage.queries.relations._statements. Parameters: $1 event_id text, $2 user_id text, $3
+-- ignored text[], $4 rel_type text, $5 event_type text, $6 upper bigint, $7 upper_stream bigint, $8
+-- upper_live bigint, $9 lower bigint, $10 lower_stream bigint, $11 lower_live bigint, $12 page_max
+-- bigint, $13 sign bigint, $14 rows_max bigint, $15 levels int, $16 above bigint, $17 above_stream
+-- bigint, $18 moves bigint, $19 room_id text.
 
 WITH RECURSIVE
 reader AS MATERIALIZED (
@@ -28,8 +30,7 @@ target AS MATERIALIZED (
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
     WHERE e.event_id = $1::text AND r.moves <= $18::bigint
         AND ($19::text IS NULL OR r.room_id = $19::text)
-        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-            v.shared_before, v.reader_nid, v.unread)
+        AND user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
 ),
 -- level by level, not through hidden events. An event relates to one other event: the only cycles
 -- are those by the target
@@ -41,12 +42,8 @@ walk AS (
     FROM walk w
     CROSS JOIN target r
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, relation_key(e.event_id) AS key, (user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences,
-                r.world_audiences, r.shared_before, r.reader_nid, r.unread,
-                r.ignored)
-            AND (was_there(e, r.joined_since, r.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, r.reader_nid, r.unread))) AS shown
+        SELECT e.event_nid, relation_key(e.event_id) AS key, (user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before, r.reader_nid, r.unread, r.ignored)
+            AND (was_there(e, r.joined_since, r.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, r.reader_nid, r.unread))) AS shown
         FROM events e
         WHERE e.relates_to = w.key AND e.room_nid + 0 = r.room_nid AND NOT e.outlier
             AND e.event_nid <> r.event_nid

@@ -1,9 +1,10 @@
--- Sent by storage.queries.sharing.sharing_changes. Parameters: $1 text, $2 bigint, $3 bigint, $4
--- int[], $5 text[], $6 bigint[].
+-- Sent by storage.queries.sharing.sharing_changes. Parameters: $1 user_id text, $2 since bigint, $3
+-- upto bigint, $4 tokens int[], $5 writers text[], $6 writer_positions bigint[].
 
 WITH
 further AS MATERIALIZED (  -- of each token (0 since, 1 to), the writers that are further
-    SELECT * FROM unnest($4::int[], $5::text[], $6::bigint[]) AS f (token, instance_name, stream_id)
+    SELECT *
+    FROM unnest($4::int[], $5::text[], $6::bigint[]) AS f (token, instance_name, stream_id)
 ),
 covered AS MATERIALIZED (  -- the position of each writer in both tokens
     SELECT w.writer_nid, COALESCE(s.stream_id, $2::bigint) AS since,

@@ -1,8 +1,12 @@
--- Sent by storage.queries.sliding.room_state.sliding_states. Parameters: $1 int[], $2 boolean[], $3
--- bigint[], $4 bigint[], $5 bigint[], $6 boolean[], $7 int[], $8 int[], $9 int[], $10 boolean[],
--- $11 int[], $12 text[], $13 int[], $14 text[], $15 text[], $16 text, $17 int[], $18 bigint[].
+-- Sent by storage.queries.sliding.room_state.sliding_states. Parameters: $1 room_nids int[], $2
+-- whole boolean[], $3 lower bigint[], $4 upper bigint[], $5 own_upper bigint[], $6 is_joined
+-- boolean[], $7 wanted int[], $8 grown int[], $9 dropped int[], $10 all_members boolean[], $11
+-- member_rooms int[], $12 member_ids text[], $13 pattern_numbers int[], $14 pattern_types text[],
+-- $15 pattern_keys text[], $16 user_id text, $17 shown_rooms int[], $18 shown_members bigint[].
 
 WITH
+-- More than 150 lines: the required state, names, heroes and counts share the deltas that are read
+-- once.
 room AS MATERIALIZED (
     SELECT r.*, own.state_key_nid AS own_key_nid
     FROM unnest($1::int[], $2::boolean[], $3::bigint[], $4::bigint[], $5::bigint[], $6::boolean[],

@@ -1,8 +1,11 @@
--- Sent by storage.queries.sliding.timelines.timelines. Parameters: $1 text, $2 int[], $3 bigint[],
--- $4 boolean[], $5 boolean[], $6 boolean[], $7 bigint[], $8 bigint, $9 bigint, $10 text[], $11
--- bigint[], $12 text[], $13 text[], $14 bigint.
+-- Sent by storage.queries.sliding.timelines.timelines. Parameters: $1 user_id text, $2 room_nids
+-- int[], $3 sent_upto bigint[], $4 is_inside boolean[], $5 is_new boolean[], $6 expands boolean[],
+-- $7 timeline_max bigint[], $8 upto bigint, $9 least_position bigint, $10 writers text[], $11
+-- writer_positions bigint[], $12 ignored text[], $13 bumping text[], $14 rows_max bigint.
 
 WITH
+-- More than 150 lines: what a room may show follows from its memberships, in the same snapshot as
+-- its events.
 reader AS MATERIALIZED (
     SELECT p.principal_nid, k.state_key_nid,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($12::text[])) AS ignored,
@@ -166,12 +169,9 @@ CROSS JOIN LATERAL (SELECT e.*, e.number = $14::bigint AS is_last
         SELECT *
         FROM (SELECT e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.redacted_by,
                 e.redacted_form, e.json, row_number() OVER () AS number,
-                user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-                    v.shared_before, v.reader_nid, v.unread)
+                user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
                     AND not_ignored(e, r.ignored) AS is_shown,
-                NOT was_there(e, v.joined_since, v.joined_audiences)
-                    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
+                NOT was_there(e, v.joined_since, v.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
             FROM events e
             WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(r.gap, r.first_lower))
                 AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)

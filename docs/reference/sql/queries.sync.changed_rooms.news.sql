@@ -1,5 +1,5 @@
--- Sent by storage.queries.sync.changed_rooms.read. Parameters: $1 text[], $2 text[], $3 bigint[],
--- $4 text, $5 bigint.
+-- Sent by storage.queries.sync.changed_rooms.read. Parameters: $1 streams text[], $2 instances
+-- text[], $3 seen bigint[], $4 rooms_of text, $5 far bigint.
 
 WITH
 writer AS MATERIALIZED (

@@ -1,5 +1,6 @@
--- Sent by storage.queries.sync.changed_rooms.SyncMemory. Parameters: $1 text[], $2 text[], $3
--- bigint[], $4 text, $5 bigint, $6 bigint, $7 bigint, $8 text, $9 text, $10 text.
+-- Sent by storage.queries.sync.changed_rooms.SyncMemory. Parameters: $1 streams text[], $2
+-- instances text[], $3 seen bigint[], $4 rooms_of text, $5 far bigint, $6 connection_nid bigint, $7
+-- number bigint, $8 user_id text, $9 device_id text, $10 conn_id text.
 
 WITH
 writer AS MATERIALIZED (

@@ -1,7 +1,10 @@
--- Sent by storage.queries.sync.response._facts. Parameters: $1 text, $2 text, $3 boolean, $4
--- boolean, $5 bigint, $6 text[], $7 bigint[], $8 text, $9 int[], $10 boolean, $11 boolean, $12
--- bigint, $13 text[], $14 bigint[], $15 bigint, $16 text[], $17 bigint[], $18 text[], $19 text[],
--- $20 int[], $21 bigint.
+-- Sent by storage.queries.sync.response._facts. Parameters: $1 user_id text, $2 device_id text, $3
+-- reads_receipts boolean, $4 reads_account_data boolean, $5 receipts_after bigint, $6
+-- receipts_writers text[], $7 receipts_positions bigint[], $8 receipts_way text, $9 whole_rooms
+-- int[], $10 of_no_room boolean, $11 has_since boolean, $12 data_after bigint, $13 data_writers
+-- text[], $14 data_positions bigint[], $15 messages_after bigint, $16 messages_writers text[], $17
+-- messages_positions bigint[], $18 rooms text[], $19 not_rooms text[], $20 left_rooms int[], $21
+-- messages_max bigint.
 
 WITH
 reader AS MATERIALIZED (
@@ -18,7 +21,8 @@ new_receipt AS (
     CROSS JOIN LATERAL (
         -- compared as rows, so that only the index by room fits
         SELECT c.* FROM receipts c
-            WHERE c.room_nid = m.room_nid AND (c.room_nid, c.stream_id) > (m.room_nid, $5::bigint)
+            WHERE c.room_nid = m.room_nid
+                AND (c.room_nid, c.stream_id) > (m.room_nid, $5::bigint)
             OFFSET 0
     ) AS c
     WHERE $8::text = 'by room' AND m.membership = 5 /* JOIN */
@@ -27,7 +31,8 @@ receipt AS (
     SELECT c.*
     FROM new_receipt c
     JOIN writers w USING (writer_nid)
-    LEFT JOIN unnest($6::text[], $7::bigint[]) AS a (instance_name, after) USING (instance_name)
+    LEFT JOIN unnest($6::text[], $7::bigint[]) AS a (instance_name, after)
+        USING (instance_name)
     WHERE c.stream_id > COALESCE(a.after, $5::bigint) AND c.room_nid <> ALL($9::int[])
     UNION ALL
     SELECT c.*
@@ -42,7 +47,8 @@ new_data AS (
             WHERE d.principal_nid = u.principal_nid AND d.stream_id > $12::bigint OFFSET 0
     ) AS d
     JOIN writers w USING (writer_nid)
-    LEFT JOIN unnest($13::text[], $14::bigint[]) AS a (instance_name, after) USING (instance_name)
+    LEFT JOIN unnest($13::text[], $14::bigint[]) AS a (instance_name, after)
+        USING (instance_name)
     WHERE $4::boolean AND d.stream_id > COALESCE(a.after, $12::bigint)
 ),
 data AS (
@@ -80,7 +86,8 @@ fact AS (
     FROM receipt c
     CROSS JOIN reader u
     JOIN principals o ON o.principal_nid = c.principal_nid
-    WHERE c.principal_nid = u.principal_nid OR ($3::boolean AND c.receipt_type <> 'm.read.private')
+    WHERE c.principal_nid = u.principal_nid
+        OR ($3::boolean AND c.receipt_type <> 'm.read.private')
     UNION ALL
     SELECT 'account_data', d.room_nid, d.stream_id, t.type, NULL, NULL, NULL, d.content
     FROM data d

@@ -1,9 +1,13 @@
--- Sent by storage.queries.sync.rooms.rooms_and_writers. Parameters: $1 text, $2 bigint, $3 bigint,
--- $4 boolean, $5 bigint, $6 bigint, $7 int, $8 bigint, $9 bigint, $10 text[], $11 bigint[], $12
--- text[], $13 int[], $14 text[], $15 text[], $16 bigint, $17 text[], $18 text[], $19 text[], $20
--- text[], $21 boolean, $22 boolean.
+-- Sent by storage.queries.sync.rooms.rooms_and_writers. Parameters: $1 user_id text, $2 since
+-- bigint, $3 upto bigint, $4 full_state boolean, $5 rooms_max bigint, $6 below_activity bigint, $7
+-- below_room_nid int, $8 timeline_max bigint, $9 least_position bigint, $10 writers text[], $11
+-- writer_positions bigint[], $12 ignored text[], $13 room_nids int[], $14 room_ids text[], $15
+-- not_rooms text[], $16 rows_max bigint, $17 types text[], $18 not_types text[], $19 senders
+-- text[], $20 not_senders text[], $21 contains_url boolean, $22 include_leave boolean.
 
 WITH
+-- More than 150 lines: the rooms that changed and their timelines are of one snapshot. A quiet sync
+-- needs no other statement.
 reader AS MATERIALIZED (
     SELECT p.principal_nid, k.state_key_nid
     FROM principals p
@@ -130,7 +134,8 @@ joined AS (
     ) AS latest (activity)
     WHERE mine.membership = 5 /* JOIN */
         AND (mine.since IS NOT NULL OR NOT mine.is_changed OR mine.membership_then = 5 /* JOIN */)
-        AND ($6::bigint IS NULL OR (latest.activity, mine.room_nid) < ($6::bigint, $7::int))
+        AND ($6::bigint IS NULL
+            OR (latest.activity, mine.room_nid) < ($6::bigint, $7::int))
     ORDER BY latest.activity DESC, mine.room_nid DESC
     LIMIT $5::bigint
 ),
@@ -171,8 +176,7 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
             WHERE d.room_nid = mine.room_nid AND d.stream_ordering > mine.since
                 AND d.state_key_nid = mine.state_key_nid AND e.membership = 5 /* JOIN */
         ) OR (mine.membership < 3 /* KNOCK */ AND NOT mine.is_forgotten AND (
-            SELECT v.shared_before IS NULL AND user_sees(member, v.joined_since, v.own_audiences,
-                v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
+            SELECT v.shared_before IS NULL AND user_sees(member, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
             FROM visibility_of(mine.room_nid, mine.principal_nid) AS v
         ))) AS whole
         OFFSET 0
@@ -244,14 +248,11 @@ CROSS JOIN LATERAL (SELECT e.*, e.number = $16::bigint AS is_last
         SELECT *
         FROM (SELECT e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.redacted_by,
                 e.redacted_form, e.json, row_number() OVER () AS number,
-                user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-                    v.shared_before, v.reader_nid, v.unread)
+                user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
                     AND not_ignored(e, filter.ignored)
                             AND is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders,
                                 filter.contains_url) AS is_shown,
-                NOT was_there(e, v.joined_since, v.joined_audiences)
-                    AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
+                NOT was_there(e, v.joined_since, v.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
             FROM events e
             WHERE (e.room_nid, e.stream_ordering) > (r.room_nid, COALESCE(r.gap, r.lower))
                 AND (e.room_nid, e.stream_ordering) <= (r.room_nid, r.upper)

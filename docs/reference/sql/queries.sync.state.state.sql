@@ -1,16 +1,19 @@
--- Sent by storage.queries.sync.state.states. Parameters: $1 int[], $2 boolean[], $3 int[], $4
--- bigint[], $5 bigint[], $6 bigint[], $7 boolean[], $8 boolean, $9 int[], $10 text[], $11 boolean,
--- $12 text[], $13 text[], $14 text[], $15 text[], $16 boolean, $17 text, $18 int[], $19 bigint[],
--- $20 boolean[], $21 int[].
+-- Sent by storage.queries.sync.state.states. Parameters: $1 room_nids int[], $2 whole boolean[], $3
+-- only_key_nids int[], $4 lower bigint[], $5 start bigint[], $6 upper bigint[], $7 is_joined
+-- boolean[], $8 lazy boolean, $9 member_rooms int[], $10 member_ids text[], $11 is_filtered
+-- boolean, $12 types text[], $13 not_types text[], $14 senders text[], $15 not_senders text[], $16
+-- contains_url boolean, $17 user_id text, $18 shown_rooms int[], $19 shown_members bigint[], $20
+-- has_first boolean[], $21 ended_keys int[].
 
 WITH
+-- More than 150 lines: states at the start and the end, summaries and invites share the deltas that
+-- are read once.
 -- with the first event of the timeline, at `start`; 0 if there is none
 room AS MATERIALIZED (
     SELECT i.*, COALESCE(e.event_nid, 0) AS first_nid, e.state_key_nid AS first_key_nid,
         e.membership IS NOT NULL AS first_is_member, CASE
         WHEN e.after_gap THEN e.state_group_before END AS given_group
-    FROM unnest($1::int[], $2::boolean[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[],
-        $7::boolean[], $20::boolean[])
+    FROM unnest($1::int[], $2::boolean[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[], $7::boolean[], $20::boolean[])
         AS i (room_nid, whole, only_key_nid, lower, start, upper, is_joined, has_first)
     LEFT JOIN events e ON i.has_first AND e.stream_ordering = i.start
 ),
@@ -79,7 +82,8 @@ given AS MATERIALIZED (
 shown AS (  -- rooms that the user is invited to or knocks at, with the membership event. With a
             -- key also rooms where that may have ended
     SELECT *
-    FROM unnest($18::int[], $19::bigint[], $21::int[]) AS s (room_nid, member_nid, ended_key_nid)
+    FROM unnest($18::int[], $19::bigint[], $21::int[])
+        AS s (room_nid, member_nid, ended_key_nid)
 ),
 filter AS MATERIALIZED (
     SELECT * FROM filter_of($12::text[], $13::text[], $14::text[], $15::text[], $16::boolean)

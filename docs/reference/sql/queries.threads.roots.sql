@@ -1,5 +1,5 @@
--- Sent by storage.queries.threads._roots. Parameters: $1 text, $2 text, $3 text[], $4 text[], $5
--- boolean.
+-- Sent by storage.queries.threads._roots. Parameters: $1 room_id text, $2 user_id text, $3 ignored
+-- text[], $4 root_ids text[], $5 participated boolean.
 
 WITH reader AS MATERIALIZED (
     SELECT r.room_nid, u.principal_nid, u.ignored, v.*
@@ -29,13 +29,10 @@ JOIN events e ON e.event_nid = ANY(ARRAY(
     CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS found
 )) AND e.room_nid = r.room_nid
 CROSS JOIN LATERAL (
-    SELECT NOT was_there(e, r.joined_since, r.joined_audiences)
-        AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
+    SELECT NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
 ) AS form
 JOIN stored_events s USING (event_nid)
-WHERE user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences,
-        r.shared_before, r.reader_nid, r.unread)
+WHERE user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before, r.reader_nid, r.unread)
     AND (e.rel_type_nid IS NULL OR e.redacted_by IS NOT NULL OR form.withheld)
     AND (NOT $5::boolean OR e.sender_nid = r.principal_nid OR EXISTS (
         SELECT
@@ -43,10 +40,6 @@ WHERE user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_
         WHERE e.relates_to = relation_key(s.event_id) AND e.rel_type_nid = (SELECT 22 /* REL_THREAD */)
             AND e.room_nid + 0 = r.room_nid AND NOT e.outlier
             AND e.sender_nid = r.principal_nid
-            AND user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences,
-                    r.world_audiences, r.shared_before, r.reader_nid, r.unread,
-                    r.ignored)
-                AND (was_there(e, r.joined_since, r.joined_audiences)
-                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    OR was_there_before(e, r.reader_nid, r.unread))
+            AND user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before, r.reader_nid, r.unread, r.ignored)
+                AND (was_there(e, r.joined_since, r.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, r.reader_nid, r.unread))
     ))

@@ -1,5 +1,5 @@
--- Sent by storage.queries.threads._step. Parameters: $1 text, $2 text, $3 text[], $4 bigint, $5
--- bigint, $6 bigint, $7 bigint.
+-- Sent by storage.queries.threads._step. Parameters: $1 room_id text, $2 user_id text, $3 ignored
+-- text[], $4 below bigint, $5 below_stream bigint, $6 replies_max bigint, $7 threads_max bigint.
 
 WITH
 reader AS MATERIALIZED (
@@ -66,12 +66,8 @@ thread AS (
         WHERE e.relates_to = t.relates_to AND e.rel_type_nid = (SELECT 22 /* REL_THREAD */)
             AND e.room_nid + 0 = v.room_nid
             AND NOT e.outlier AND e.topological_ordering <= reach.highest
-            AND user_sees_relation(e, v.joined_since, v.own_audiences, v.shared_audiences,
-                    v.world_audiences, v.shared_before, v.reader_nid, v.unread,
-                    v.ignored)
-                AND (was_there(e, v.joined_since, v.joined_audiences)
-                    OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                    OR was_there_before(e, v.reader_nid, v.unread))
+            AND user_sees_relation(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread, v.ignored)
+                AND (was_there(e, v.joined_since, v.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, v.reader_nid, v.unread))
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT 1
     ) AS last

@@ -19,16 +19,13 @@ out_of_order AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.origin_server_ts, e.topological_ordering, e.stream_ordering,
             $2::text IS NOT NULL
-                AND NOT was_there(e, room.joined_since, room.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, room.reader_nid, room.unread) AS withheld
+                AND NOT was_there(e, room.joined_since, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, room.reader_nid, room.unread) AS withheld
         FROM (SELECT *
         FROM events e
         WHERE e.room_nid = room.room_nid AND NOT e.outlier AND e.in_order_ts IS NOT NULL
             AND e.origin_server_ts <= $3::bigint
         ORDER BY e.origin_server_ts DESC, e.topological_ordering DESC, e.stream_ordering DESC LIMIT $4::bigint) AS e
-        WHERE user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences,
-            room.shared_before, room.reader_nid, room.unread)
+        WHERE user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before, room.reader_nid, room.unread)
         ORDER BY e.origin_server_ts DESC, e.topological_ordering DESC,
             e.stream_ordering DESC
         LIMIT 1
@@ -46,16 +43,13 @@ in_order AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.origin_server_ts, e.topological_ordering, e.stream_ordering,
             $2::text IS NOT NULL
-                AND NOT was_there(e, room.joined_since, room.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, room.reader_nid, room.unread) AS withheld
+                AND NOT was_there(e, room.joined_since, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, room.reader_nid, room.unread) AS withheld
         FROM (SELECT *
         FROM events e
         WHERE e.room_nid = room.room_nid AND NOT e.outlier AND NOT e.backfilled
             AND e.stream_ordering >= positions.first AND e.stream_ordering <= positions.last
         ORDER BY e.stream_ordering DESC LIMIT $4::bigint) AS e
-        WHERE e.in_order_ts IS NULL AND user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences,
-            room.shared_before, room.reader_nid, room.unread)
+        WHERE e.in_order_ts IS NULL AND user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before, room.reader_nid, room.unread)
         ORDER BY e.stream_ordering DESC
         LIMIT 1
     ) AS e

@@ -52,9 +52,7 @@ FROM (
         last.topological_ordering, 100, 0) AS part
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            NOT was_there(e, part.joined_since, part.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, part.reader_nid, part.unread) AS withheld
+            NOT was_there(e, part.joined_since, part.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, part.reader_nid, part.unread) AS withheld
         FROM (
             SELECT *
             FROM events e
@@ -64,8 +62,7 @@ FROM (
             LIMIT $4::bigint
         ) AS e
         WHERE e.origin_server_ts <= $3::bigint
-            AND user_sees(e, part.joined_since, part.own_audiences, part.shared_audiences,
-                part.world_audiences, part.shared_before, part.reader_nid, part.unread)
+            AND user_sees(e, part.joined_since, part.own_audiences, part.shared_audiences, part.world_audiences, part.shared_before, part.reader_nid, part.unread)
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT 1
     ) AS e

@@ -19,9 +19,7 @@ out_of_order AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.origin_server_ts, e.topological_ordering, e.stream_ordering,
             $2::text IS NOT NULL
-                AND NOT was_there(e, room.joined_since, room.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, room.reader_nid, room.unread) AS withheld
+                AND NOT was_there(e, room.joined_since, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, room.reader_nid, room.unread) AS withheld
         FROM (SELECT *
         FROM events e
         WHERE e.room_nid = room.room_nid AND NOT e.outlier AND e.in_order_ts IS NOT NULL
@@ -50,9 +48,7 @@ in_order AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.origin_server_ts, e.topological_ordering, e.stream_ordering,
             $2::text IS NOT NULL
-                AND NOT was_there(e, room.joined_since, room.joined_audiences)
-                AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                AND NOT was_there_before(e, room.reader_nid, room.unread) AS withheld
+                AND NOT was_there(e, room.joined_since, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, room.reader_nid, room.unread) AS withheld
         FROM (SELECT *
         FROM events e
         WHERE e.room_nid = room.room_nid AND NOT e.outlier AND NOT e.backfilled

@@ -1,7 +1,10 @@
--- Sent by storage.queries.unread._rows. Parameters: $1 text, $2 int[], $3 text[], $4 text[], $5
--- bigint, $6 bigint, $7 text[], $8 bigint[], $9 boolean, $10 bigint[].
+-- Sent by storage.queries.unread._rows. Parameters: $1 user_id text, $2 room_nids int[], $3 types
+-- text[], $4 ignored text[], $5 count_max bigint, $6 rows_max bigint, $7 room_ids text[], $8
+-- related_to bigint[], $9 counts_reactions boolean, $10 thread_keys bigint[].
 
 WITH RECURSIVE
+-- More than 150 lines: the condition of an event that counts is there three times, as each of the
+-- three indexes needs a part of its own.
 reader AS MATERIALIZED (
     SELECT p.principal_nid,
         ARRAY(SELECT type_nid FROM event_types WHERE type = ANY($3::text[])) AS types,
@@ -125,12 +128,8 @@ related AS MATERIALIZED (  -- what is in a thread, or may be
             ELSE known.thread_key END AS thread_key
     FROM open r
     CROSS JOIN LATERAL (
-        (SELECT e.relates_to, e.rel_type_nid, e.event_nid, e.stream_ordering, e.type_nid = ANY(r.types) AND e.sender_nid <> r.principal_nid AND user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences,
-                r.world_audiences, r.shared_before, r.reader_nid, r.unread,
-                r.ignored)
-            AND (was_there(e, r.joined_since, r.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, r.reader_nid, r.unread))
+        (SELECT e.relates_to, e.rel_type_nid, e.event_nid, e.stream_ordering, e.type_nid = ANY(r.types) AND e.sender_nid <> r.principal_nid AND user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before, r.reader_nid, r.unread, r.ignored)
+            AND (was_there(e, r.joined_since, r.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, r.reader_nid, r.unread))
         AND (was_there(e, r.joined_since, r.joined_audiences)
             OR was_there_before(e, r.reader_nid, r.unread)) AS counts,
             e.sender_nid = r.principal_nid AND e.state_key_nid IS NULL
@@ -142,12 +141,8 @@ related AS MATERIALIZED (  -- what is in a thread, or may be
         ORDER BY e.room_nid DESC, e.stream_ordering DESC
         LIMIT $6::bigint)
         UNION ALL
-        (SELECT e.relates_to, e.rel_type_nid, e.event_nid, e.stream_ordering, e.type_nid = ANY(r.types) AND e.sender_nid <> r.principal_nid AND user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences,
-                r.world_audiences, r.shared_before, r.reader_nid, r.unread,
-                r.ignored)
-            AND (was_there(e, r.joined_since, r.joined_audiences)
-                OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                OR was_there_before(e, r.reader_nid, r.unread))
+        (SELECT e.relates_to, e.rel_type_nid, e.event_nid, e.stream_ordering, e.type_nid = ANY(r.types) AND e.sender_nid <> r.principal_nid AND user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before, r.reader_nid, r.unread, r.ignored)
+            AND (was_there(e, r.joined_since, r.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, r.reader_nid, r.unread))
         AND (was_there(e, r.joined_since, r.joined_audiences)
             OR was_there_before(e, r.reader_nid, r.unread)) AS counts,
             false AS is_own
@@ -176,12 +171,8 @@ CROSS JOIN LATERAL (
         FROM (
             SELECT e.stream_ordering, e.counts, e.is_own
             FROM (
-                SELECT e.stream_ordering, e.type_nid = ANY(r.types) AND e.sender_nid <> r.principal_nid AND user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences,
-                        r.world_audiences, r.shared_before, r.reader_nid, r.unread,
-                        r.ignored)
-                    AND (was_there(e, r.joined_since, r.joined_audiences)
-                        OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-                        OR was_there_before(e, r.reader_nid, r.unread))
+                SELECT e.stream_ordering, e.type_nid = ANY(r.types) AND e.sender_nid <> r.principal_nid AND user_sees_relation(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before, r.reader_nid, r.unread, r.ignored)
+                    AND (was_there(e, r.joined_since, r.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, r.reader_nid, r.unread))
                 AND (was_there(e, r.joined_since, r.joined_audiences)
                     OR was_there_before(e, r.reader_nid, r.unread)) AND is_main AS counts, e.sender_nid = r.principal_nid AND e.state_key_nid IS NULL
                 AND COALESCE(e.rel_type_nid NOT IN (19 /* REL_REPLACE */, 20 /* REL_ANNOTATION */), true) AND is_main AS is_own

@@ -310,6 +310,8 @@ SELECT NULL, NULL, NULL,
 
 TEMPLATE_WRITE: Final[LiteralString] = """
 WITH
+-- More than 150 lines: all tables of an append in one round trip. Its checks for a stale plan need
+-- the snapshot from before the write.
 {locked},
 {positioned},
 {rooms},

@@ -8,7 +8,7 @@ can draw the graph: a parent outside of the window is below it, or it is missing
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, LiteralString, NamedTuple
 
-from storage.database.columns import AUTH_NIDS, PREV_NIDS
+from storage.database.columns import AUTH_NIDS, PREV_NIDS, USER_SEES
 from storage.database.connection import Connection, require_room
 from storage.database.placeholders import compose, fill
 from storage.ids import EventId, RoomId, UserId
@@ -487,10 +487,10 @@ async def merges(conn: Connection, room_id: RoomId) -> list[MergeRow]:
 # They are read from the table of visibility, in the order of their numbers. Users without a row
 # there were never members: they see world-readable events only.
 
-SQL_READERS: Final[LiteralString] = fill("""
+SQL_READERS: Final[LiteralString] = compose(
+    """
 SELECT p.name AS user_id,
-    COALESCE(user_sees(e, s.joined_since, s.own_audiences, s.shared_audiences, s.world_audiences,
-        s.shared_before, s.reader_nid, s.unread), false) AS is_visible
+    COALESCE(user_sees(e, :user_sees.of(s)), false) AS is_visible
 FROM events e
 CROSS JOIN LATERAL (
     SELECT v.principal_nid
@@ -503,7 +503,9 @@ JOIN principals p USING (principal_nid)
 CROSS JOIN LATERAL visibility_of(e.room_nid, v.principal_nid) AS s
 WHERE e.event_id = $1::text AND starts_with(p.name, '@')
 ORDER BY p.name
-""")
+""",
+    USER_SEES,
+).sql
 
 READERS_MAX: Final = 500
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, LiteralString, NamedTuple, TypeAlias
 
 from storage.database.connection import Connection
+from storage.database.placeholders import compose
 from storage.errors import DatabaseConflict
 from storage.ids import UserId
 from storage.persistent_map import Map, changed
@@ -162,49 +163,70 @@ ORDER BY c.connection_nid
 FOR UPDATE OF c
 """
 
-SQL_OPEN: Final[LiteralString] = """
+ROOMS_VALUES: Final[dict[str, str]] = {
+    "room_nids": "int[]",
+    "sent_upto": "bigint[]",
+    "receipts_upto": "bigint[]",
+    "account_data_upto": "bigint[]",
+    "timeline_limits": "int[]",
+    "required_indexes": "int[]",
+    "is_direct": "boolean[]",
+}
+"""The columns of `ClientRoomRow`, a list for each."""
+
+SQL_OPEN: Final[LiteralString] = compose(
+    """
 WITH
 known_principal AS (
-    SELECT principal_nid FROM principals WHERE name = $1::text
+    SELECT principal_nid FROM principals WHERE name = :user_id
 ),
 new_principal AS (
     INSERT INTO principals (principal_nid, name)
-    SELECT nextval('principal_nids'), $1::text
+    SELECT nextval('principal_nids'), :user_id
     WHERE NOT EXISTS (SELECT FROM known_principal)
     RETURNING principal_nid
 ),
 opened AS (  -- in place of the locked one of its key. Of another one: no row
     INSERT INTO sliding_connections AS c (connection_nid, base, last_number, used_ts, principal_nid,
         device_id, conn_id, unconfirmed, required_states)
-    SELECT nextval('sliding_connection_nids'), 1, 1, $4::bigint, principal_nid, $2::text, $3::text,
-        '{}', $5::text[]
+    SELECT nextval('sliding_connection_nids'), 1, 1, :now_ms, principal_nid, :device_id, :conn_id,
+        '{}', :required_states
     FROM (SELECT * FROM known_principal UNION ALL SELECT * FROM new_principal) AS p
     ON CONFLICT (principal_nid, device_id, conn_id) DO UPDATE
         SET connection_nid = EXCLUDED.connection_nid, base = 1, last_number = 1,
             used_ts = EXCLUDED.used_ts, unconfirmed = '{}',
             required_states = EXCLUDED.required_states
-        WHERE c.connection_nid = ANY($6::bigint[])
+        WHERE c.connection_nid = ANY(:replaced)
     RETURNING connection_nid
 ),
 too_many AS (
     DELETE FROM sliding_connections
-    WHERE connection_nid = ANY($7::bigint[])
+    WHERE connection_nid = ANY(:too_many)
 ),
 gone AS (
     DELETE FROM sliding_rooms
-    WHERE connection_nid = ANY($6::bigint[] || $7::bigint[])
+    WHERE connection_nid = ANY(:replaced || :too_many)
 ),
 sent AS (
     INSERT INTO sliding_rooms (connection_nid, number, room_nid, sent_upto, receipts_upto,
         account_data_upto, timeline_limit, required_state, is_direct)
     SELECT o.connection_nid, 1, r.*
     FROM opened o
-    CROSS JOIN unnest($8::int[], $9::bigint[], $10::bigint[], $11::bigint[], $12::int[],
-        $13::int[], $14::boolean[]) AS r
+    CROSS JOIN unnest(:room_nids, :sent_upto, :receipts_upto, :account_data_upto, :timeline_limits,
+        :required_indexes, :is_direct) AS r
 )
 SELECT connection_nid
 FROM opened
-"""
+""",
+    user_id="text",
+    device_id="text",
+    conn_id="text",
+    now_ms="bigint",
+    required_states="text[]",
+    replaced="bigint[]",
+    too_many="bigint[]",
+    **ROOMS_VALUES,
+).sql
 
 SQL_LOCK: Final[LiteralString] = """
 SELECT base, last_number, unconfirmed, required_states
@@ -213,48 +235,58 @@ WHERE connection_nid = $1::bigint AND (base = $2::bigint OR $2::bigint = ANY(unc
 FOR UPDATE
 """
 
-SQL_WRITE_STATE: Final[LiteralString] = """
+SQL_WRITE_STATE: Final[LiteralString] = compose(
+    """
 WITH
 connection AS (  -- the other parts depend on its row
     UPDATE sliding_connections
-    SET base = $2::bigint, last_number = last_number + 1, unconfirmed = $4::bigint[],
-        used_ts = $5::bigint, required_states = COALESCE($6::text[], required_states)
-    WHERE connection_nid = $1::bigint AND last_number = $3::bigint
+    SET base = :base, last_number = last_number + 1, unconfirmed = :unconfirmed,
+        used_ts = :now_ms, required_states = COALESCE(:required_states, required_states)
+    WHERE connection_nid = :connection_nid AND last_number = :last_number
     RETURNING last_number
 ),
 room AS MATERIALIZED (
     SELECT *
-    FROM unnest($8::int[], $9::bigint[], $10::bigint[], $11::bigint[], $12::int[], $13::int[],
-            $14::boolean[])
+    FROM unnest(:room_nids, :sent_upto, :receipts_upto, :account_data_upto, :timeline_limits,
+            :required_indexes, :is_direct)
         AS r (room_nid, sent_upto, receipts_upto, account_data_upto, timeline_limit, required_state,
             is_direct)
 ),
 dropped AS (  -- states that nobody has: rare, so it may read all rows of the connection
     DELETE FROM sliding_rooms
-    WHERE connection_nid = $1::bigint AND number = ANY($7::bigint[])
-        AND cardinality($7::bigint[]) > 0 AND EXISTS (SELECT FROM connection)
+    WHERE connection_nid = :connection_nid AND number = ANY(:dropped)
+        AND cardinality(:dropped) > 0 AND EXISTS (SELECT FROM connection)
 ),
 superseded AS (
     DELETE FROM sliding_rooms s
     USING room
-    WHERE s.connection_nid = $1::bigint AND s.room_nid = room.room_nid
-        AND s.number <> ALL($7::bigint[]) AND s.number < (
+    WHERE s.connection_nid = :connection_nid AND s.room_nid = room.room_nid
+        AND s.number <> ALL(:dropped) AND s.number < (
         SELECT max(l.number)
         FROM sliding_rooms l
-        WHERE l.connection_nid = $1::bigint AND l.room_nid = room.room_nid
-            AND l.number <= $2::bigint AND l.number <> ALL($7::bigint[])
+        WHERE l.connection_nid = :connection_nid AND l.room_nid = room.room_nid
+            AND l.number <= :base AND l.number <> ALL(:dropped)
     ) AND EXISTS (SELECT FROM connection)
 ),
 sent AS (
     INSERT INTO sliding_rooms (connection_nid, number, room_nid, sent_upto, receipts_upto,
         account_data_upto, timeline_limit, required_state, is_direct)
-    SELECT $1::bigint, connection.last_number, room.*
+    SELECT :connection_nid, connection.last_number, room.*
     FROM connection
     CROSS JOIN room
 )
 SELECT last_number
 FROM connection
-"""
+""",
+    connection_nid="bigint",
+    base="bigint",
+    last_number="bigint",
+    unconfirmed="bigint[]",
+    now_ms="bigint",
+    required_states="text[]",
+    dropped="bigint[]",
+    **ROOMS_VALUES,
+).sql
 
 SQL_USE: Final[LiteralString] = """
 UPDATE sliding_connections

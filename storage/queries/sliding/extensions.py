@@ -11,6 +11,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.names import JOIN
+from storage.database.placeholders import compose
 from storage.ids import RoomId, UserId
 from storage.queries.sliding.connection import ClientRoom, ClientRooms
 from storage.queries.sliding.request_context import RequestContext
@@ -24,10 +25,11 @@ from storage.streams.account_data import AccountDataRow
 from storage.streams.receipts import ReceiptRow
 from storage.streams.to_device import MessageRow
 
-SQL_EXTENSIONS: Final[LiteralString] = """
+SQL_EXTENSIONS: Final[LiteralString] = compose(
+    """
 WITH
 reader AS MATERIALIZED (
-    SELECT principal_nid FROM principals WHERE name = $1::text
+    SELECT principal_nid FROM principals WHERE name = :user_id
 ),
 message AS (
     SELECT d.stream_id, d.content
@@ -36,15 +38,15 @@ message AS (
         SELECT d.stream_id, d.content
         FROM to_device d
         JOIN writers w USING (writer_nid)
-        LEFT JOIN unnest($4::text[], $5::bigint[]) AS a (instance_name, stream_id)
+        LEFT JOIN unnest(:to_device_writers, :to_device_positions) AS a (instance_name, stream_id)
             USING (instance_name)
-        WHERE d.principal_nid = reader.principal_nid AND d.device_id = $2::text
+        WHERE d.principal_nid = reader.principal_nid AND d.device_id = :device_id
             -- compared as rows, so that only the index by device fits
             AND (d.principal_nid, d.device_id, d.stream_id)
-                > (reader.principal_nid, $2::text, $3::bigint)
-            AND d.stream_id > COALESCE(a.stream_id, $3::bigint)
+                > (reader.principal_nid, :device_id, :to_device_after)
+            AND d.stream_id > COALESCE(a.stream_id, :to_device_after)
         ORDER BY d.principal_nid, d.device_id, d.stream_id
-        LIMIT $6::bigint
+        LIMIT :messages_max
     ) AS d
 ),
 data AS (
@@ -52,14 +54,14 @@ data AS (
     FROM reader
     JOIN account_data a USING (principal_nid)
     JOIN writers w USING (writer_nid)
-    LEFT JOIN unnest($8::text[], $9::bigint[]) AS s (instance_name, stream_id)
+    LEFT JOIN unnest(:data_writers, :data_positions) AS s (instance_name, stream_id)
         USING (instance_name)
-    WHERE a.stream_id > $7::bigint AND a.stream_id > COALESCE(s.stream_id, $7::bigint)
-        AND (a.room_nid = 0 OR $10::boolean) AND a.room_nid <> ALL($11::int[])
+    WHERE a.stream_id > :data_after AND a.stream_id > COALESCE(s.stream_id, :data_after)
+        AND (a.room_nid = 0 OR :data_live) AND a.room_nid <> ALL(:data_rooms)
     UNION ALL
     SELECT a.*
     FROM reader
-    CROSS JOIN unnest($11::int[], $12::bigint[]) AS n (room_nid, after)
+    CROSS JOIN unnest(:data_rooms, :data_rooms_after) AS n (room_nid, after)
     CROSS JOIN LATERAL (
         SELECT * FROM account_data
         WHERE principal_nid = reader.principal_nid AND room_nid = n.room_nid
@@ -69,19 +71,19 @@ data AS (
 ),
 receipt AS (
     SELECT c.*
-    FROM unnest($16::int[]) AS n (room_nid)
+    FROM unnest(:receipt_rooms) AS n (room_nid)
     CROSS JOIN LATERAL (
         SELECT * FROM receipts
-        WHERE room_nid = n.room_nid AND stream_id > $13::bigint
+        WHERE room_nid = n.room_nid AND stream_id > :receipts_after
         OFFSET 0
     ) AS c
     JOIN writers w USING (writer_nid)
-    LEFT JOIN unnest($14::text[], $15::bigint[]) AS s (instance_name, stream_id)
+    LEFT JOIN unnest(:receipts_writers, :receipts_positions) AS s (instance_name, stream_id)
         USING (instance_name)
-    WHERE c.stream_id > COALESCE(s.stream_id, $13::bigint)
+    WHERE c.stream_id > COALESCE(s.stream_id, :receipts_after)
     UNION ALL
     SELECT c.*
-    FROM unnest($17::int[], $18::bigint[]) AS n (room_nid, after)
+    FROM unnest(:late_receipt_rooms, :late_receipts_after) AS n (room_nid, after)
     CROSS JOIN LATERAL (
         SELECT * FROM receipts
         WHERE room_nid = n.room_nid AND stream_id > n.after
@@ -90,11 +92,11 @@ receipt AS (
     UNION ALL  -- of rooms that are new to the client: on its events, and those of the user
     SELECT c.*
     FROM reader
-    CROSS JOIN unnest($19::int[]) AS n (room_nid)
+    CROSS JOIN unnest(:new_receipt_rooms) AS n (room_nid)
     CROSS JOIN LATERAL (
         SELECT * FROM receipts
         WHERE room_nid = n.room_nid
-            AND (principal_nid = reader.principal_nid OR event_id = ANY($20::text[]))
+            AND (principal_nid = reader.principal_nid OR event_id = ANY(:event_ids))
         OFFSET 0
     ) AS c
 )
@@ -118,9 +120,30 @@ CROSS JOIN LATERAL (SELECT room_id FROM rooms WHERE room_nid = c.room_nid OFFSET
 CROSS JOIN LATERAL (
     SELECT name FROM principals WHERE principal_nid = c.principal_nid OFFSET 0
 ) AS p
-WHERE c.receipt_type <> 'm.read.private' OR p.name = $1::text
+WHERE c.receipt_type <> 'm.read.private' OR p.name = :user_id
 ORDER BY 2
-"""
+""",
+    user_id="text",
+    device_id="text",
+    to_device_after="bigint",
+    to_device_writers="text[]",
+    to_device_positions="bigint[]",
+    messages_max="bigint",
+    data_after="bigint",
+    data_writers="text[]",
+    data_positions="bigint[]",
+    data_live="boolean",
+    data_rooms="int[]",
+    data_rooms_after="bigint[]",
+    receipts_after="bigint",
+    receipts_writers="text[]",
+    receipts_positions="bigint[]",
+    receipt_rooms="int[]",
+    late_receipt_rooms="int[]",
+    late_receipts_after="bigint[]",
+    new_receipt_rooms="int[]",
+    event_ids="text[]",
+).sql
 
 
 class ExtensionRow(NamedTuple):

@@ -17,7 +17,7 @@ import orjson
 from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIPS
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.ids import RoomId, StateKey, UserId
 from storage.queries.events import StoredEvent, event_of_room
 from storage.queries.sliding.checks import LAZY
@@ -473,15 +473,15 @@ PART_MATCH: Final[LiteralString] = """
 TEMPLATE_CHANGES: Final[LiteralString] = """
 room AS MATERIALIZED (
     SELECT r.*, own.state_key_nid AS own_key_nid
-    FROM unnest($1::int[], $2::boolean[], $3::bigint[], $4::bigint[], $5::bigint[], $6::boolean[],
-            $7::int[], $8::int[], $9::int[], $10::boolean[])
+    FROM unnest(:room_nids, :whole, :lower, :upper, :own_upper, :is_joined,
+            :wanted, :grown, :dropped, :all_members)
         AS r (room_nid, whole, lower, upper, own_upper, is_joined, wanted, grown, dropped,
             all_members)
-    LEFT JOIN state_keys own ON own.type_nid = {TYPE_MEMBER} AND own.state_key = $16::text
+    LEFT JOIN state_keys own ON own.type_nid = {TYPE_MEMBER} AND own.state_key = :user_id
 ),
 pattern AS MATERIALIZED (  -- sets of patterns, by number
     SELECT p.number, t.type_nid, p.state_key, p.type IS NULL AS is_any_type
-    FROM unnest($13::int[], $14::text[], $15::text[]) AS p (number, type, state_key)
+    FROM unnest(:pattern_numbers, :pattern_types, :pattern_keys) AS p (number, type, state_key)
     LEFT JOIN event_types t USING (type)
     WHERE p.type IS NULL OR t.type_nid IS NOT NULL
 ),
@@ -534,6 +534,8 @@ due AS MATERIALIZED (  -- what may have changed of the summary of a room
 
 TEMPLATE_STATE: Final[LiteralString] = """
 WITH
+-- More than 150 lines: the required state, names, heroes and counts share the deltas that are read
+-- once.
 {changes}
 selected AS MATERIALIZED (  -- the state to read whether it has changed or not
     SELECT room_nid, CASE WHEN whole THEN wanted ELSE grown END AS number
@@ -577,7 +579,7 @@ needed AS (
     ) AS c
     UNION
     SELECT 'state', i.room_nid, k.state_key_nid
-    FROM unnest($11::int[], $12::text[]) AS i (room_nid, user_id)
+    FROM unnest(:member_rooms, :member_ids) AS i (room_nid, user_id)
     CROSS JOIN LATERAL (
         SELECT state_key_nid FROM state_keys
         WHERE type_nid = {TYPE_MEMBER} AND state_key = i.user_id OFFSET 0
@@ -597,7 +599,7 @@ needed AS (
 ),
 shown AS (  -- rooms that the user is not in, with the membership event
     SELECT *
-    FROM unnest($17::int[], $18::bigint[]) AS s (room_nid, member_nid)
+    FROM unnest(:shown_rooms, :shown_members) AS s (room_nid, member_nid)
 ),
 entry AS (
     SELECT n.kind, n.room_nid, n.state_key_nid,
@@ -631,18 +633,38 @@ WHERE d.name OR d.avatar OR d.members
 """The kinds of rows beside those of `StateRow`: "state", "hero", "name" and "avatar" have an event,
 the last two none if it is not set. "dropped": state has changed that the client no longer wants."""
 
-SQL_SLIDING_STATE: Final[LiteralString] = fill(
-    TEMPLATE_STATE,
-    changes=fill(
-        TEMPLATE_CHANGES,
+SQL_SLIDING_STATE: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_STATE,
+        changes=fill(
+            TEMPLATE_CHANGES,
+            match=PART_MATCH,
+            is_named=fill(TEMPLATE_IS_NAMED, keys="({KEY_NAME})"),
+            heroes=fill(TEMPLATE_HEROES, user=":user_id"),
+        ),
         match=PART_MATCH,
-        is_named=fill(TEMPLATE_IS_NAMED, keys="({KEY_NAME})"),
-        heroes=fill(TEMPLATE_HEROES, user="$16"),
+        shown=PART_SHOWN,
+        rows=PART_ENTRY_ROWS,
     ),
-    match=PART_MATCH,
-    shown=PART_SHOWN,
-    rows=PART_ENTRY_ROWS,
-)
+    room_nids="int[]",
+    whole="boolean[]",
+    lower="bigint[]",
+    upper="bigint[]",
+    own_upper="bigint[]",
+    is_joined="boolean[]",
+    wanted="int[]",
+    grown="int[]",
+    dropped="int[]",
+    all_members="boolean[]",
+    member_rooms="int[]",
+    member_ids="text[]",
+    pattern_numbers="int[]",
+    pattern_types="text[]",
+    pattern_keys="text[]",
+    user_id="text",
+    shown_rooms="int[]",
+    shown_members="bigint[]",
+).sql
 
 
 class RequiredRequest(NamedTuple):

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes
+from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection
 from storage.database.names import INVITE, JOIN, MEMBERSHIP_NAMES, MEMBERSHIPS
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent
 from storage.queries.sliding.connection import ClientRoom
@@ -57,17 +58,19 @@ from storage.turns import in_turns
 
 TEMPLATE_TIMELINES: Final[LiteralString] = """
 WITH
+-- More than 150 lines: what a room may show follows from its memberships, in the same snapshot as
+-- its events.
 reader AS MATERIALIZED (
     SELECT p.principal_nid, k.state_key_nid,
-        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY($12::text[])) AS ignored,
-        ARRAY(SELECT type_nid FROM event_types WHERE type = ANY($13::text[])) AS bumping
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(:ignored)) AS ignored,
+        ARRAY(SELECT type_nid FROM event_types WHERE type = ANY(:bumping)) AS bumping
     FROM principals p
     LEFT JOIN state_keys k ON k.type_nid = {TYPE_MEMBER} AND k.state_key = p.name
-    WHERE p.name = $1::text
+    WHERE p.name = :user_id
 ),
 own AS MATERIALIZED (  -- the given rooms, with the membership of the user
     SELECT g.*, u.*, m.membership, m.event_nid AS member_nid, m.stream_ordering, m.writer_nid
-    FROM unnest($2::int[], $3::bigint[], $4::boolean[], $5::boolean[], $6::boolean[], $7::bigint[])
+    FROM unnest(:room_nids, :sent_upto, :is_inside, :is_new, :expands, :timeline_max)
         AS g (room_nid, sent_upto, is_inside, is_new, expands, timeline_limit)
     CROSS JOIN reader u
     -- room by room: otherwise all memberships of the user would be read for a few of them
@@ -85,7 +88,7 @@ known AS MATERIALIZED (
     FROM own o
     JOIN rooms r USING (room_nid)
     LEFT JOIN late USING (room_nid)
-    CROSS JOIN LATERAL (SELECT COALESCE(late.reached, $8::bigint)) AS live (reached)
+    CROSS JOIN LATERAL (SELECT COALESCE(late.reached, :upto)) AS live (reached)
 ),
 room AS MATERIALIZED (
     SELECT k.*, start.whole,
@@ -193,7 +196,7 @@ PART_BUMP: Final[LiteralString] = fill(
         after="0",
         upto="r.upper",
         which=PART_LIVE,
-        limit="$14::bigint",
+        limit=":rows_max",
     ),
 )
 
@@ -207,23 +210,41 @@ PART_TIMELINE: Final[LiteralString] = fill(
         after="COALESCE(r.gap, r.first_lower)",
         upto="r.upper",
         which=PART_LIVE,
-        limit="$14::bigint",
+        limit=":rows_max",
     ),
     limit="r.timeline_limit",
-    rows_max="$14::bigint",
+    rows_max=":rows_max",
 )
 
-SQL_TIMELINES: Final[LiteralString] = fill(
-    TEMPLATE_TIMELINES,
-    late=fill(TEMPLATE_LATE, furthest="$8::bigint"),
-    has=PART_HAS,
-    gap=PART_GAP,
-    bump=PART_BUMP,
-    has_state=fill(TEMPLATE_HAS_STATE, upto="r.state_upper"),
-    no_event=PART_NO_EVENT,
-    event=PART_EVENT,
-    timeline=PART_TIMELINE,
-)
+SQL_TIMELINES: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_TIMELINES,
+        late=fill(TEMPLATE_LATE, furthest=":upto"),
+        has=PART_HAS,
+        gap=PART_GAP,
+        bump=PART_BUMP,
+        has_state=fill(TEMPLATE_HAS_STATE, upto="r.state_upper"),
+        no_event=PART_NO_EVENT,
+        event=PART_EVENT,
+        timeline=PART_TIMELINE,
+    ),
+    USER_SEES,
+    WITHHELD,
+    user_id="text",
+    room_nids="int[]",
+    sent_upto="bigint[]",
+    is_inside="boolean[]",
+    is_new="boolean[]",
+    expands="boolean[]",
+    timeline_max="bigint[]",
+    upto="bigint",
+    least_position="bigint",
+    writers="text[]",
+    writer_positions="bigint[]",
+    ignored="text[]",
+    bumping="text[]",
+    rows_max="bigint",
+).sql
 
 BUMPING: Final = (
     "m.room.create",

@@ -27,7 +27,7 @@ from functools import lru_cache
 from typing import Final, Generic, LiteralString, NamedTuple, Protocol, TypeVar
 
 from storage.database.connection import Connection
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.database.prepared import prepare_ahead
 from storage.ids import RoomId, UserId, intern
 from storage.streams import SyncToken, VectorPosition
@@ -183,7 +183,7 @@ WITH
 writer AS MATERIALIZED (
     SELECT p.stream_name, p.instance_name, p.stream_id, COALESCE(s.stream_id, p.entered_at) AS seen
     FROM stream_positions p
-    LEFT JOIN unnest($1::text[], $2::text[], $3::bigint[]) AS s (stream_name, instance_name,
+    LEFT JOIN unnest(:streams, :instances, :seen) AS s (stream_name, instance_name,
         stream_id) USING (stream_name, instance_name)
     WHERE {streams}
 ),
@@ -195,7 +195,7 @@ behind AS MATERIALIZED (  -- writers that are ahead of the position seen
 ),
 unseen_range AS MATERIALIZED (
     SELECT min(seen) AS above, max(stream_id) AS upto,
-        max(stream_id) - min(seen) > $5::bigint AS is_far
+        max(stream_id) - min(seen) > :far AS is_far
     FROM behind
     HAVING count(*) > 0
 ),
@@ -226,7 +226,7 @@ UNION ALL
 SELECT 'unresolved', 'caches', p.instance_name, p.stream_id, p.seen, NULL, NULL, NULL
 FROM writer p
 WHERE p.stream_name = 'caches' AND p.stream_id > p.seen
-    AND (p.stream_id - p.seen > $5::bigint OR EXISTS (
+    AND (p.stream_id - p.seen > :far OR EXISTS (
         SELECT FROM cache_invalidations i
         JOIN writers w USING (writer_nid)
         WHERE i.stream_id > p.seen AND i.stream_id <= p.stream_id
@@ -244,28 +244,45 @@ SELECT 'rooms of', 'events', NULL, max(m.stream_ordering), NULL,
 FROM principals p
 JOIN memberships m USING (principal_nid)
 JOIN rooms r USING (room_nid)
-WHERE p.name = $4::text
+WHERE p.name = :rooms_of
 {connection}
 """
-SQL_CHANGE_SNAPSHOT: Final[LiteralString] = fill(
-    TEMPLATE_CHANGE_SNAPSHOT, streams=PART_STREAMS, invalidating="", connection=""
-)
+SQL_CHANGE_SNAPSHOT: Final[LiteralString] = compose(
+    fill(TEMPLATE_CHANGE_SNAPSHOT, streams=PART_STREAMS, invalidating="", connection=""),
+    streams="text[]",
+    instances="text[]",
+    seen="bigint[]",
+    rooms_of="text",
+    far="bigint",
+).sql
 prepare_ahead(SQL_CHANGE_SNAPSHOT)
-SQL_CHANGE_SNAPSHOT_OF_CONNECTION: Final[LiteralString] = fill(
-    TEMPLATE_CHANGE_SNAPSHOT,
-    streams=PART_STREAMS,
-    # a list of sliding sync has no rooms that the user has forgotten
-    invalidating="OR i.cache_name = 'forgotten' AND i.keys[2] = $8::text",
-    connection="""
+SQL_CHANGE_SNAPSHOT_OF_CONNECTION: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_CHANGE_SNAPSHOT,
+        streams=PART_STREAMS,
+        # a list of sliding sync has no rooms that the user has forgotten
+        invalidating="OR i.cache_name = 'forgotten' AND i.keys[2] = :user_id",
+        connection="""
 UNION ALL
 SELECT 'connection', 'events', NULL, c.base, c.used_ts, NULL, c.required_states,
     c.last_number || c.unconfirmed
 FROM sliding_connections c
 JOIN principals u USING (principal_nid)
-WHERE c.connection_nid = $6::bigint AND ($7::bigint = c.base OR $7::bigint = ANY(c.unconfirmed))
-    AND u.name = $8::text AND c.device_id = $9::text AND c.conn_id = $10::text
+WHERE c.connection_nid = :connection_nid AND (:number = c.base OR :number = ANY(c.unconfirmed))
+    AND u.name = :user_id AND c.device_id = :device_id AND c.conn_id = :conn_id
 """,
-)
+    ),
+    streams="text[]",
+    instances="text[]",
+    seen="bigint[]",
+    rooms_of="text",
+    far="bigint",
+    connection_nid="bigint",
+    number="bigint",
+    user_id="text",
+    device_id="text",
+    conn_id="text",
+).sql
 """Also returns the connection of a sliding sync, if the state of its `pos` is valid."""
 
 

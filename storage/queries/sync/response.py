@@ -10,7 +10,7 @@ from storage import arguments as args
 from storage.config import Config
 from storage.database.connection import Connection
 from storage.database.names import INVITE, JOIN, MEMBERSHIPS
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose
 from storage.database.prepared import prepare_ahead
 from storage.errors import InputError, InvalidToken, ResyncNeeded
 from storage.ids import RoomId, UserId
@@ -59,15 +59,16 @@ INCLUDED: Final = ("receipts", "account_data", "to_device", "unread")
 BY_POSITION: Final = 2_000
 """So many new receipts on the server are read by position."""
 
-SQL_INCLUDED: Final[LiteralString] = fill("""
+SQL_INCLUDED: Final[LiteralString] = compose(
+    """
 WITH
 reader AS MATERIALIZED (
-    SELECT principal_nid FROM principals WHERE name = $1::text
+    SELECT principal_nid FROM principals WHERE name = :user_id
 ),
 new_receipt AS (
     SELECT c.*
     FROM receipts c
-    WHERE $8::text = 'by position' AND c.stream_id > $5::bigint
+    WHERE :receipts_way = 'by position' AND c.stream_id > :receipts_after
     UNION ALL
     SELECT c.*
     FROM reader u
@@ -75,42 +76,45 @@ new_receipt AS (
     CROSS JOIN LATERAL (
         -- compared as rows, so that only the index by room fits
         SELECT c.* FROM receipts c
-            WHERE c.room_nid = m.room_nid AND (c.room_nid, c.stream_id) > (m.room_nid, $5::bigint)
+            WHERE c.room_nid = m.room_nid
+                AND (c.room_nid, c.stream_id) > (m.room_nid, :receipts_after)
             OFFSET 0
     ) AS c
-    WHERE $8::text = 'by room' AND m.membership = {JOIN}
+    WHERE :receipts_way = 'by room' AND m.membership = {JOIN}
 ),
 receipt AS (
     SELECT c.*
     FROM new_receipt c
     JOIN writers w USING (writer_nid)
-    LEFT JOIN unnest($6::text[], $7::bigint[]) AS a (instance_name, after) USING (instance_name)
-    WHERE c.stream_id > COALESCE(a.after, $5::bigint) AND c.room_nid <> ALL($9::int[])
+    LEFT JOIN unnest(:receipts_writers, :receipts_positions) AS a (instance_name, after)
+        USING (instance_name)
+    WHERE c.stream_id > COALESCE(a.after, :receipts_after) AND c.room_nid <> ALL(:whole_rooms)
     UNION ALL
     SELECT c.*
     FROM receipts c
-    WHERE $3::boolean AND c.room_nid = ANY($9::int[])
+    WHERE :reads_receipts AND c.room_nid = ANY(:whole_rooms)
 ),
 new_data AS (
     SELECT d.*
     FROM reader u
     CROSS JOIN LATERAL (
         SELECT d.* FROM account_data d
-            WHERE d.principal_nid = u.principal_nid AND d.stream_id > $12::bigint OFFSET 0
+            WHERE d.principal_nid = u.principal_nid AND d.stream_id > :data_after OFFSET 0
     ) AS d
     JOIN writers w USING (writer_nid)
-    LEFT JOIN unnest($13::text[], $14::bigint[]) AS a (instance_name, after) USING (instance_name)
-    WHERE $4::boolean AND d.stream_id > COALESCE(a.after, $12::bigint)
+    LEFT JOIN unnest(:data_writers, :data_positions) AS a (instance_name, after)
+        USING (instance_name)
+    WHERE :reads_account_data AND d.stream_id > COALESCE(a.after, :data_after)
 ),
 data AS (
     SELECT * FROM new_data
-    WHERE CASE WHEN room_nid = 0 THEN $10::boolean
-        ELSE $11::boolean AND room_nid <> ALL($9::int[] || $20::int[]) END
+    WHERE CASE WHEN room_nid = 0 THEN :of_no_room
+        ELSE :has_since AND room_nid <> ALL(:whole_rooms || :left_rooms) END
     UNION ALL
     SELECT d.*
     FROM reader u
     JOIN account_data d USING (principal_nid)
-    WHERE $4::boolean AND d.room_nid = ANY($9::int[] || $20::int[])
+    WHERE :reads_account_data AND d.room_nid = ANY(:whole_rooms || :left_rooms)
 ),
 message AS (
     SELECT d.stream_id, d.content
@@ -119,17 +123,17 @@ message AS (
         SELECT d.stream_id, d.content
         FROM to_device d
         JOIN writers w USING (writer_nid)
-        LEFT JOIN unnest($16::text[], $17::bigint[]) AS a (instance_name, after)
+        LEFT JOIN unnest(:messages_writers, :messages_positions) AS a (instance_name, after)
             USING (instance_name)
-        WHERE d.principal_nid = u.principal_nid AND d.device_id = $2::text
+        WHERE d.principal_nid = u.principal_nid AND d.device_id = :device_id
             -- compared as rows, so that only the index by device fits
             AND (d.principal_nid, d.device_id, d.stream_id)
-                > (u.principal_nid, $2::text, $15::bigint)
-            AND d.stream_id > COALESCE(a.after, $15::bigint)
+                > (u.principal_nid, :device_id, :messages_after)
+            AND d.stream_id > COALESCE(a.after, :messages_after)
         ORDER BY d.principal_nid, d.device_id, d.stream_id
-        LIMIT $21::bigint
+        LIMIT :messages_max
     ) AS d
-    WHERE $10::boolean
+    WHERE :of_no_room
 ),
 fact AS (
     SELECT 'receipt' AS kind, c.room_nid, c.stream_id, c.receipt_type AS name, o.name AS user_id,
@@ -137,7 +141,8 @@ fact AS (
     FROM receipt c
     CROSS JOIN reader u
     JOIN principals o ON o.principal_nid = c.principal_nid
-    WHERE c.principal_nid = u.principal_nid OR ($3::boolean AND c.receipt_type <> 'm.read.private')
+    WHERE c.principal_nid = u.principal_nid
+        OR (:reads_receipts AND c.receipt_type <> 'm.read.private')
     UNION ALL
     SELECT 'account_data', d.room_nid, d.stream_id, t.type, NULL, NULL, NULL, d.content
     FROM data d
@@ -160,15 +165,35 @@ LEFT JOIN LATERAL (  -- one by one: a join could read all memberships of the use
 WHERE f.room_nid = 0 OR (
     CASE WHEN m.membership < {KNOCK} THEN f.kind = 'account_data' AND NOT m.forgotten
         ELSE m.membership = {JOIN} END
-    AND ($18::text[] IS NULL OR r.room_id = ANY($18::text[])) AND r.room_id <> ALL($19::text[])
+    AND (:rooms IS NULL OR r.room_id = ANY(:rooms)) AND r.room_id <> ALL(:not_rooms)
 )
 ORDER BY f.stream_id
-""")
-"""$3: receipts of others. $4: account data. $9: whole rooms. $10: facts of no room, too.
+""",
+    user_id="text",
+    device_id="text",
+    reads_receipts="boolean",
+    reads_account_data="boolean",
+    receipts_after="bigint",
+    receipts_writers="text[]",
+    receipts_positions="bigint[]",
+    receipts_way="text",
+    whole_rooms="int[]",
+    of_no_room="boolean",
+    has_since="boolean",
+    data_after="bigint",
+    data_writers="text[]",
+    data_positions="bigint[]",
+    messages_after="bigint",
+    messages_writers="text[]",
+    messages_positions="bigint[]",
+    rooms="text[]",
+    not_rooms="text[]",
+    left_rooms="int[]",
+    messages_max="bigint",
+).sql
+"""`:reads_receipts`: those of others. `:of_no_room`: facts of no room, too.
 
-$11: since a token. $5 to $7, $12 to $14 and $15 to $17: after these positions of receipts, account
-data and to-device messages. $18 and $19: the filter of rooms. $20: rooms that the user left, with
-all of their account data. $21: most to-device messages.
+`:left_rooms` are rooms that the user left, with all of their account data.
 """
 prepare_ahead(SQL_INCLUDED)
 

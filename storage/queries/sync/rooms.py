@@ -9,13 +9,14 @@ from operator import attrgetter
 from typing import Any, Final, Generic, LiteralString, NamedTuple, Protocol, TypeVar
 
 from storage.codec import StoredBytes
+from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection
 from storage.database.names import JOIN
-from storage.database.placeholders import fill
+from storage.database.placeholders import compose, fill
 from storage.database.prepared import prepare_ahead
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, event_of_room, served_at_once
-from storage.queries.filters import ANY_ROOM, TEMPLATE_IGNORED, SyncFilter
+from storage.queries.filters import ANY_ROOM, FILTER_VALUES, TEMPLATE_IGNORED, SyncFilter
 from storage.queries.sync.changed_rooms import PART_STREAMS, WriterRow
 from storage.streams import VectorPosition
 from storage.turns import in_turns, parts
@@ -53,12 +54,9 @@ PART_LIVE: Final[LiteralString] = "NOT e.outlier AND NOT e.backfilled"
 TEMPLATE_TIMELINE_COLUMNS: Final[LiteralString] = """
     e.room_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.redacted_by,
     e.redacted_form, e.json, row_number() OVER () AS number,
-    user_sees(e, v.joined_since, v.own_audiences, v.shared_audiences, v.world_audiences,
-        v.shared_before, v.reader_nid, v.unread)
+    user_sees(e, :user_sees.of(v))
         AND {is_wanted} AS is_shown,
-    NOT was_there(e, v.joined_since, v.joined_audiences)
-        AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid)
-        AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld
+    :withheld.of(v) AS withheld
 """
 
 TEMPLATE_TIMELINE: Final[LiteralString] = """
@@ -189,29 +187,29 @@ late AS MATERIALIZED (
     FROM (
         SELECT e.room_nid, e.stream_ordering, e.writer_nid
         FROM events e
-        WHERE e.stream_ordering > $9::bigint AND e.stream_ordering <= {furthest}
-            AND NOT e.backfilled AND $9::bigint < {furthest}
+        WHERE e.stream_ordering > :least_position AND e.stream_ordering <= {furthest}
+            AND NOT e.backfilled AND :least_position < {furthest}
         UNION ALL
         SELECT m.room_nid, m.stream_ordering, m.writer_nid
         FROM own m
-        WHERE m.stream_ordering > $9::bigint AND m.stream_ordering <= {furthest}
-            AND $9::bigint < {furthest}
+        WHERE m.stream_ordering > :least_position AND m.stream_ordering <= {furthest}
+            AND :least_position < {furthest}
         UNION ALL  -- a partial state that was completed
         SELECT e.room_nid, o.stream_id, o.writer_nid
         FROM outlier_memberships o
         JOIN events e USING (event_nid)
-        WHERE o.stream_id > $9::bigint AND o.stream_id <= {furthest}
-            AND $9::bigint < {furthest}
+        WHERE o.stream_id > :least_position AND o.stream_id <= {furthest}
+            AND :least_position < {furthest}
     ) AS f
     JOIN writers w USING (writer_nid)
-    LEFT JOIN unnest($10::text[], $11::bigint[]) AS p (instance_name, stream_id)
+    LEFT JOIN unnest(:writers, :writer_positions) AS p (instance_name, stream_id)
         USING (instance_name)
-    WHERE f.stream_ordering > COALESCE(p.stream_id, $9::bigint)
+    WHERE f.stream_ordering > COALESCE(p.stream_id, :least_position)
     GROUP BY f.room_nid
 )
 """
-"""The CTE `late`, made from `own`. Of the token, $9 is the least position of all writers, $10 and
-$11 are the writers that are further, and `furthest` is the position of the furthest one."""
+"""The CTE `late`, made from `own`. Of the token, `:least_position` is the least of all writers.
+`:writers` are further, at `:writer_positions`, and `furthest` is the furthest position."""
 
 PART_LAST_STAY: Final[LiteralString] = """
 -- where an old leave ended the last stay: a later invite or ban does not show more of the room
@@ -237,17 +235,17 @@ reader AS MATERIALIZED (
     SELECT p.principal_nid, k.state_key_nid
     FROM principals p
     LEFT JOIN state_keys k ON k.type_nid = {TYPE_MEMBER} AND k.state_key = p.name
-    WHERE p.name = $1::text
+    WHERE p.name = :user_id
 ),
 filter AS MATERIALIZED (
     SELECT f.*, {ignored} AS ignored
-    FROM filter_of($17::text[], $18::text[], $19::text[], $20::text[], $21::boolean) AS f
+    FROM filter_of(:types, :not_types, :senders, :not_senders, :contains_url) AS f
 ),
 named AS MATERIALIZED (  -- the rooms to read, by number, by id, or by both; NULL for all
     SELECT CASE
-        WHEN $14::text[] IS NULL THEN $13::int[]
+        WHEN :room_ids IS NULL THEN :room_nids
         ELSE ARRAY(SELECT room_nid FROM rooms
-            WHERE room_id = ANY($14::text[]) AND ($13::int[] IS NULL OR room_nid = ANY($13::int[])))
+            WHERE room_id = ANY(:room_ids) AND (:room_nids IS NULL OR room_nid = ANY(:room_nids)))
     END AS room_nids
 ),
 own AS NOT MATERIALIZED (  -- the memberships of the user: of all rooms, or of the named ones
@@ -277,15 +275,15 @@ mine AS (
             ELSE COALESCE(old.membership, 0) END AS membership_then,
         delta.prev_event_nid AS member_nid_then,
         old_leave.is_wanted AS is_old_leave, m.stream_ordering AS member_stream,
-        CASE WHEN $2::bigint IS NOT NULL THEN token.reached END AS since,
-        CASE WHEN $2::bigint IS NULL THEN token.reached ELSE $3::bigint END AS upto
+        CASE WHEN :since IS NOT NULL THEN token.reached END AS since,
+        CASE WHEN :since IS NULL THEN token.reached ELSE :upto END AS upto
     FROM own m
     JOIN rooms r USING (room_nid)
     LEFT JOIN late USING (room_nid)
-    CROSS JOIN LATERAL (SELECT COALESCE(late.reached, $2::bigint, $3::bigint)) AS token (reached)
+    CROSS JOIN LATERAL (SELECT COALESCE(late.reached, :since, :upto)) AS token (reached)
     -- rooms that were left before the position, on request: of a first sync, or with full_state
     CROSS JOIN LATERAL (
-        SELECT $22::boolean AND ($2::bigint IS NULL OR $4::boolean) AND NOT m.forgotten
+        SELECT :include_leave AND (:since IS NULL OR :full_state) AND NOT m.forgotten
             AND m.membership IN ({BAN}, {LEAVE}) AND m.stream_ordering <= token.reached
     ) AS old_leave (is_wanted)
     LEFT JOIN LATERAL (
@@ -297,15 +295,15 @@ mine AS (
         LIMIT 1
     ) delta ON m.stream_ordering > token.reached
     LEFT JOIN events old ON old.event_nid = delta.prev_event_nid
-    WHERE r.room_id <> ALL($15::text[]) AND CASE
+    WHERE r.room_id <> ALL(:not_rooms) AND CASE
         WHEN old_leave.is_wanted THEN true
-        WHEN $2::bigint IS NULL THEN m.membership IN ({KNOCK}, {INVITE}, {JOIN})
+        WHEN :since IS NULL THEN m.membership IN ({KNOCK}, {INVITE}, {JOIN})
         ELSE m.stream_ordering > token.reached
             OR (m.membership = {JOIN} AND (r.last_stream_ordering > token.reached
-            OR $4::boolean)) END
+            OR :full_state)) END
         -- of a forgotten room the leave alone, for a client that has the room
         AND NOT (m.forgotten AND m.membership < {KNOCK}
-            AND COALESCE(delta.prev_event_nid = 0 OR old.membership < {KNOCK}, $2::bigint IS NULL))
+            AND COALESCE(delta.prev_event_nid = 0 OR old.membership < {KNOCK}, :since IS NULL))
 ),
 -- all joined rooms, or the next part of an initial sync: latest activity at its position first
 joined AS (
@@ -317,12 +315,13 @@ joined AS (
     ) AS latest (activity)
     WHERE mine.membership = {JOIN}
         AND (mine.since IS NOT NULL OR NOT mine.is_changed OR mine.membership_then = {JOIN})
-        AND ($6::bigint IS NULL OR (latest.activity, mine.room_nid) < ($6::bigint, $7::int))
+        AND (:below_activity IS NULL
+            OR (latest.activity, mine.room_nid) < (:below_activity, :below_room_nid))
     ORDER BY latest.activity DESC, mine.room_nid DESC
-    LIMIT $5::bigint
+    LIMIT :rooms_max
 ),
 room AS (  -- for each room, whether it is returned whole, and the range of the stream
-    SELECT joined.*, since IS NULL OR $4::boolean OR membership_then <> {JOIN} AS whole,
+    SELECT joined.*, since IS NULL OR :full_state OR membership_then <> {JOIN} AS whole,
         true AS was_joined,
         CASE WHEN membership_then = {JOIN} THEN COALESCE(GREATEST(live.after,
             CASE WHEN completed_at <= since THEN completed_at END), since, 0) ELSE 0 END AS lower,
@@ -351,15 +350,14 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
             WHERE d.room_nid = mine.room_nid AND d.stream_ordering > mine.since
                 AND d.state_key_nid = mine.state_key_nid AND e.membership = {JOIN}
         ) OR (mine.membership < {KNOCK} AND NOT mine.is_forgotten AND (
-            SELECT v.shared_before IS NULL AND user_sees(member, v.joined_since, v.own_audiences,
-                v.shared_audiences, v.world_audiences, v.shared_before, v.reader_nid, v.unread)
+            SELECT v.shared_before IS NULL AND user_sees(member, :user_sees.of(v))
             FROM visibility_of(mine.room_nid, mine.principal_nid) AS v
         ))) AS whole
         OFFSET 0
     ) AS visit
     {last_stay}
     WHERE mine.membership <> {JOIN} AND mine.member_nid IS DISTINCT FROM mine.member_nid_then
-        AND $6::bigint IS NULL
+        AND :below_activity IS NULL
         -- a client that was not in the room has no state of it to return in full
         AND NOT (mine.is_old_leave AND mine.since IS NOT NULL AND stay.ended IS NULL)
         -- not an invite by an ignored user
@@ -370,8 +368,8 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
 
 PART_CHANGED_ROOMS: Final[LiteralString] = fill(
     TEMPLATE_CHANGED_ROOMS,
-    ignored=fill(TEMPLATE_IGNORED, reader="$1", named="$12"),
-    late=fill(TEMPLATE_LATE, furthest="COALESCE($2::bigint, $3::bigint)"),
+    ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
+    late=fill(TEMPLATE_LATE, furthest="COALESCE(:since, :upto)"),
     latest=fill(
         TEMPLATE_LATEST,
         columns="e.stream_ordering",
@@ -397,6 +395,8 @@ PART_CHANGED_ROOMS: Final[LiteralString] = fill(
 
 TEMPLATE_ROOMS: Final[LiteralString] = """
 WITH
+-- More than 150 lines: the rooms that changed and their timelines are of one snapshot. A quiet sync
+-- needs no other statement.
 {changed_rooms}
 begun AS MATERIALIZED (  -- once a room: otherwise it would be evaluated for each event
     SELECT r.*, start.gap, start.has_state
@@ -462,37 +462,69 @@ PART_TIMELINE: Final[LiteralString] = fill(
         after="COALESCE(r.gap, r.lower)",
         upto="r.upper",
         which=PART_LIVE,
-        limit="$16::bigint",
+        limit=":rows_max",
     ),
-    limit="$8::bigint",
-    rows_max="$16::bigint",
+    limit=":timeline_max",
+    rows_max=":rows_max",
 )
 
-SQL_ROOMS: Final[LiteralString] = fill(
-    TEMPLATE_ROOMS,
-    changed_rooms=PART_CHANGED_ROOMS,
-    gap=PART_GAP,
-    has_state=PART_HAS_STATE,
-    no_event=PART_NO_EVENT,
-    event=PART_EVENT,
-    timeline=PART_TIMELINE,
-    writer_columns="",
-    no_writer="",
-    writers="",
-)
+ROOMS_VALUES: Final[dict[str, str]] = {
+    "user_id": "text",
+    "since": "bigint",
+    "upto": "bigint",
+    "full_state": "boolean",
+    "rooms_max": "bigint",
+    "below_activity": "bigint",
+    "below_room_nid": "int",
+    "timeline_max": "bigint",
+    "least_position": "bigint",
+    "writers": "text[]",
+    "writer_positions": "bigint[]",
+    "ignored": "text[]",
+    "room_nids": "int[]",
+    "room_ids": "text[]",
+    "not_rooms": "text[]",
+    "rows_max": "bigint",
+    **FILTER_VALUES,
+    "include_leave": "boolean",
+}
+"""The parameters of `_arguments`, in its order."""
 
-SQL_ROOMS_AND_WRITERS: Final[LiteralString] = fill(
-    TEMPLATE_ROOMS,
-    changed_rooms=PART_CHANGED_ROOMS,
-    gap=PART_GAP,
-    has_state=PART_HAS_STATE,
-    no_event=PART_NO_EVENT,
-    event=PART_EVENT,
-    timeline=PART_TIMELINE,
-    writer_columns=", NULL AS stream_name, NULL AS instance_name, NULL::bigint AS position",
-    no_writer=", NULL, NULL, NULL",
-    writers=fill(TEMPLATE_WRITERS, streams=PART_STREAMS),
-)
+SQL_ROOMS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_ROOMS,
+        changed_rooms=PART_CHANGED_ROOMS,
+        gap=PART_GAP,
+        has_state=PART_HAS_STATE,
+        no_event=PART_NO_EVENT,
+        event=PART_EVENT,
+        timeline=PART_TIMELINE,
+        writer_columns="",
+        no_writer="",
+        writers="",
+    ),
+    USER_SEES,
+    WITHHELD,
+    **ROOMS_VALUES,
+).sql
+
+SQL_ROOMS_AND_WRITERS: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_ROOMS,
+        changed_rooms=PART_CHANGED_ROOMS,
+        gap=PART_GAP,
+        has_state=PART_HAS_STATE,
+        no_event=PART_NO_EVENT,
+        event=PART_EVENT,
+        timeline=PART_TIMELINE,
+        writer_columns=", NULL AS stream_name, NULL AS instance_name, NULL::bigint AS position",
+        no_writer=", NULL, NULL, NULL",
+        writers=fill(TEMPLATE_WRITERS, streams=PART_STREAMS),
+    ),
+    USER_SEES,
+    WITHHELD,
+    **ROOMS_VALUES,
+).sql
 """Also returns the rows of `positions.SQL_POSITIONS`, in the same snapshot."""
 prepare_ahead(SQL_ROOMS, SQL_ROOMS_AND_WRITERS)
 

@@ -34,7 +34,7 @@ from storage.database.prepared import prepare_ahead
 from storage.errors import StorageCorrupt
 from storage.ids import EventId, RoomId, StateKey, UserId
 from storage.queries.events import StoredEvent, event_of_room
-from storage.queries.filters import ANY_EVENT, EventFilter
+from storage.queries.filters import ANY_EVENT, FILTER_VALUES, EventFilter
 from storage.queries.sync.types import JoinedRoom, RoomSummary, Sync
 from storage.turns import parts
 
@@ -245,8 +245,8 @@ EXISTS (
 
 TEMPLATE_HEROES: Final[LiteralString] = """
 COALESCE(NULLIF(
-    heroes_of(r.room_nid, r.upper, ARRAY[{INVITE}, {JOIN}]::smallint[], {user}::text), '{}'),
-    heroes_of(r.room_nid, r.upper, ARRAY[{BAN}, {LEAVE}]::smallint[], {user}::text))
+    heroes_of(r.room_nid, r.upper, ARRAY[{INVITE}, {JOIN}]::smallint[], {user}), '{}'),
+    heroes_of(r.room_nid, r.upper, ARRAY[{BAN}, {LEAVE}]::smallint[], {user}))
 """
 """The heroes of the room `r` at `r.upper`: of those who are there, or else of those who were."""
 
@@ -280,7 +280,7 @@ due AS MATERIALIZED (  -- joined rooms with a summary that may have changed: mem
 PART_DUE_SUMMARIES: Final[LiteralString] = fill(
     TEMPLATE_DUE_SUMMARIES,
     is_named=fill(TEMPLATE_IS_NAMED, keys="({KEY_NAME}), ({KEY_CANONICAL_ALIAS})"),
-    heroes=fill(TEMPLATE_HEROES, user="$17"),
+    heroes=fill(TEMPLATE_HEROES, user=":user_id"),
 )
 """The CTE `due`, made from `room`: rooms with a summary that may have changed, and its values."""
 
@@ -296,7 +296,7 @@ SELECT 'summary', d.room_nid, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NU
     d.heroes
 FROM due d
 """
-"""The rows of kind "summary". $17 is the user."""
+"""The rows of kind "summary"."""
 
 
 TEMPLATE_VALUES: Final[LiteralString] = """
@@ -305,8 +305,7 @@ room AS MATERIALIZED (
     SELECT i.*, COALESCE(e.event_nid, 0) AS first_nid, e.state_key_nid AS first_key_nid,
         e.membership IS NOT NULL AS first_is_member, CASE
         WHEN e.after_gap THEN e.state_group_before END AS given_group
-    FROM unnest($1::int[], $2::boolean[], $3::int[], $4::bigint[], $5::bigint[], $6::bigint[],
-        $7::boolean[], $20::boolean[])
+    FROM unnest(:room_nids, :whole, :only_key_nids, :lower, :start, :upper, :is_joined, :has_first)
         AS i (room_nid, whole, only_key_nid, lower, start, upper, is_joined, has_first)
     LEFT JOIN events e ON i.has_first AND e.stream_ordering = i.start
 ),
@@ -336,18 +335,19 @@ given AS MATERIALIZED (
 shown AS (  -- rooms that the user is invited to or knocks at, with the membership event. With a
             -- key also rooms where that may have ended
     SELECT *
-    FROM unnest($18::int[], $19::bigint[], $21::int[]) AS s (room_nid, member_nid, ended_key_nid)
+    FROM unnest(:shown_rooms, :shown_members, :ended_keys)
+        AS s (room_nid, member_nid, ended_key_nid)
 ),
 filter AS MATERIALIZED (
-    SELECT * FROM filter_of($12::text[], $13::text[], $14::text[], $15::text[], $16::boolean)
+    SELECT * FROM filter_of(:types, :not_types, :senders, :not_senders, :contains_url)
 ),
 -- lazily loaded members: those of the timelines and of the summaries, as if the client knew none
 wanted AS MATERIALIZED (
     SELECT i.room_nid, k.state_key_nid
     FROM (
-        SELECT * FROM unnest($9::int[], $10::text[]) AS i (room_nid, user_id)
+        SELECT * FROM unnest(:member_rooms, :member_ids) AS i (room_nid, user_id)
         UNION
-        SELECT d.room_nid, unnest(d.heroes) FROM due d WHERE $8::boolean
+        SELECT d.room_nid, unnest(d.heroes) FROM due d WHERE :lazy
     ) AS i (room_nid, user_id)
     CROSS JOIN LATERAL (  -- one by one: a join could read the keys of all members
         SELECT state_key_nid FROM state_keys
@@ -388,20 +388,20 @@ undone AS (
     FROM room r
     JOIN state_deltas d ON d.room_nid = r.room_nid AND d.stream_ordering >= r.start
         AND (d.stream_ordering > r.start OR d.event_nid = r.first_nid)
-    WHERE r.whole OR $8::boolean
+    WHERE r.whole OR :lazy
     GROUP BY r.room_nid, d.state_key_nid
 ),
 current AS (  -- the current state of these rooms
     SELECT c.room_nid, c.state_key_nid, c.event_nid
     FROM room r
     JOIN current_state c USING (room_nid)
-    WHERE r.whole AND NOT $8::boolean
+    WHERE r.whole AND NOT :lazy
     UNION ALL
     SELECT r.room_nid, s.state_key_nid, s.event_nid
     FROM room r
     JOIN rooms USING (room_nid)
     CROSS JOIN LATERAL state_but_members(rooms.current_state_group) AS s
-    WHERE r.whole AND $8::boolean
+    WHERE r.whole AND :lazy
     UNION ALL
     SELECT c.room_nid, c.state_key_nid, c.event_nid
     FROM wanted
@@ -422,7 +422,7 @@ value AS (  -- each key: the value that the client knows, at the start, and at t
     FROM current c
     FULL JOIN undone u USING (room_nid, state_key_nid)
     LEFT JOIN given USING (room_nid, state_key_nid)
-    WHERE NOT $8::boolean
+    WHERE NOT :lazy
         OR (room_nid, state_key_nid) IN (SELECT room_nid, state_key_nid FROM wanted)
         -- one key at a time: EXISTS could hash all members of the database
         OR (room_nid IN (SELECT room_nid FROM room WHERE whole)
@@ -435,6 +435,8 @@ value AS (  -- each key: the value that the client knows, at the start, and at t
 
 TEMPLATE_STATE: Final[LiteralString] = """
 WITH
+-- More than 150 lines: states at the start and the end, summaries and invites share the deltas that
+-- are read once.
 {values}
 entry AS (
     SELECT CASE WHEN start_nid = end_nid THEN 'both' ELSE 'start' END AS kind, room_nid,
@@ -472,7 +474,7 @@ entry AS (
 )
 {rows}
 CROSS JOIN filter
-WHERE e.event_nid IS NULL OR NOT $11::boolean OR n.kind IN ('own', 'shown')
+WHERE e.event_nid IS NULL OR NOT :is_filtered OR n.kind IN ('own', 'shown')
     OR is_wanted(e, filter.types, filter.not_types, filter.senders, filter.not_senders,
         filter.contains_url)
 UNION ALL
@@ -488,6 +490,23 @@ SQL_STATE: Final[LiteralString] = compose(
         summaries=PART_SUMMARIES,
     ),
     OWN_ENTRIES,
+    room_nids="int[]",
+    whole="boolean[]",
+    only_key_nids="int[]",
+    lower="bigint[]",
+    start="bigint[]",
+    upper="bigint[]",
+    is_joined="boolean[]",
+    lazy="boolean",
+    member_rooms="int[]",
+    member_ids="text[]",
+    is_filtered="boolean",
+    **FILTER_VALUES,
+    user_id="text",
+    shown_rooms="int[]",
+    shown_members="bigint[]",
+    has_first="boolean[]",
+    ended_keys="int[]",
 ).sql
 prepare_ahead(SQL_STATE)
 
