@@ -23,7 +23,7 @@ SAFE: Final = "/:=+,@!$&'()*;~"
 """Characters of names that URLs have as they are, besides letters and digits."""
 
 HADOOP_NAMES: Final = {"s3a": "s3", "s3n": "s3"}
-MOVED_AT_ONCE: Final = 16
+RENAMED_AT_ONCE: Final = 16
 """Files that the driver renames at once: an object store copies them."""
 
 
@@ -82,13 +82,13 @@ def emptied(folder: str) -> None:
         where.delete_dir_contents(inner)
 
 
-def moved(folder: str, names: Iterable[tuple[str, str]]) -> None:
+def renamed(folder: str, names: Iterable[tuple[str, str]]) -> None:
     """Rename files below a folder; the pairs are relative to it. Raise `StorageError`."""
     where, inner = opened(folder)
 
     def move(pair: tuple[str, str]) -> None:
         where.move(f"{inner}/{pair[0]}", f"{inner}/{pair[1]}")
 
-    with io_errors(folder, "written to"), ThreadPoolExecutor(MOVED_AT_ONCE) as threads:
+    with io_errors(folder, "written to"), ThreadPoolExecutor(RENAMED_AT_ONCE) as threads:
         for _ in threads.map(move, names):
             pass

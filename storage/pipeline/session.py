@@ -106,7 +106,7 @@ def check_java(environ: Mapping[str, str] = os.environ) -> None:
         if home
         else shutil.which("java", path=environ.get("PATH"))
     )
-    wanted = (
+    advice = (
         f"Spark needs Java {JAVA_OLDEST} or newer:"
         " install it (Debian: apt install openjdk-17-jre-headless)"
     )
@@ -116,14 +116,14 @@ def check_java(environ: Mapping[str, str] = os.environ) -> None:
             if home
             else "there is none in PATH, and JAVA_HOME is not set"
         )
-        raise InputError(f"{wanted}; {where}")
+        raise InputError(f"{advice}; {where}")
     command = [java, "-version"]
     ran = subprocess.run(  # noqa: S603  # the program found above
         command, capture_output=True, text=True, check=False
     )
     found = re.search(r'version "(?:1\.)?(\d+)', ran.stderr)
     if found is None or int(found[1]) < JAVA_OLDEST:
-        raise InputError(f"{wanted}; {java} is {found[1] if found else 'of an unknown version'}")
+        raise InputError(f"{advice}; {java} is {found[1] if found else 'of an unknown version'}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def parallelism(spark: SparkSession) -> int:
     return spark.range(PROBED).select(f.spark_partition_id()).distinct().count()
 
 
-def dealt_work(spark: SparkSession, tasks: Sequence[Sequence[Any]]) -> DataFrame:
+def task_frame(spark: SparkSession, tasks: Sequence[Sequence[Any]]) -> DataFrame:
     """Return a frame with a partition for each task; `taken_work` reads its items there.
 
     An item is anything that JSON can express, or a named tuple of such; it comes back as a list.

@@ -29,7 +29,7 @@ from storage.maintenance.cold_archive.pack_rows import (
 )
 from storage.maintenance.cold_archive.run import chosen_rooms
 from storage.maintenance.cold_archive.sweep import GRACE_S, SNAPSHOT_GRACES, still_used, sweep_packs
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.observability.counters import Counted, Report, silent
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ async def return_events(
     have returned, `StorageCorrupt` for a pack without index.
     """
     async with alone(database, take_over=take_over):
-        await prove_indexes(database, "returning archived events", TABLES, report=report)
+        await refuse_corrupt_indexes(database, "returning archived events", TABLES, report=report)
         await finish_killed(database)
         async with database.connection() as conn:
             await chosen_rooms(conn, room_ids)

@@ -48,7 +48,7 @@ from storage.maintenance.cold_archive.pack_rows import (
     own_folders,
 )
 from storage.maintenance.cold_archive.sweep import GRACE_S, SNAPSHOT_GRACES, sweep_packs
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.observability.counters import Counted, Report, silent
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ async def archive_events(
         sizes = [len(one.stored) async for one in found]
         return Archived(events=len(sizes), bytes=sum(sizes))
     async with alone(database, target=folder, take_over=take_over):
-        await prove_indexes(database, "archiving", TABLES, report=report)
+        await refuse_corrupt_indexes(database, "archiving", TABLES, report=report)
         await finish_killed(database)
         done = await _archive(database, found, folder, pack_bytes)
         swept = await sweep_packs(database, grace_s=grace_s, report=report)

@@ -44,7 +44,7 @@ PAGES_TOGETHER: Final = 1_000
 """Indexes of tables with fewer pages share one statement."""
 
 
-class Lie(NamedTuple):
+class IndexMismatch(NamedTuple):
     """An index that differs from its table; ``found`` describes how, with numbers of entries."""
 
     name: str
@@ -76,21 +76,21 @@ class Rows(NamedTuple):
     of_rows: Decimal | None
 
 
-async def lies(
+async def index_mismatches(
     database: Database, tables: Collection[str] | None = None, *, report: Report = silent
-) -> list[Lie]:
+) -> list[IndexMismatch]:
     """Return the corrupt indexes, of these tables or of all in the schema.
 
     It only reads, in one snapshot; writers may go on. Raise `DatabaseUnavailable` where one index,
     or table, takes longer than `Config.statement_timeout_ms`.
     """
     async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
-        return await lies_in_snapshot(conn, tables, report=report)
+        return await mismatches_in_snapshot(conn, tables, report=report)
 
 
-async def lies_in_snapshot(
+async def mismatches_in_snapshot(
     conn: Connection, tables: Collection[str] | None = None, *, report: Report = silent
-) -> list[Lie]:
+) -> list[IndexMismatch]:
     """Do the same in the caller's transaction; statements after it get bad plans."""
     found = await indexes(conn, tables)
     of_block_ranges = await block_range_indexes(conn, tables)
@@ -103,14 +103,16 @@ async def lies_in_snapshot(
         (index, await _difference(conn, index, entries.get(index.name), rows[index.name]))
         for index in found
     ]
-    lying = [
-        Lie(index.name, index.table_name, how) for index, how in differences if how is not None
+    mismatches = [
+        IndexMismatch(index.name, index.table_name, how)
+        for index, how in differences
+        if how is not None
     ]
     for ranges in of_block_ranges:
         how = await missed_rows(conn, ranges, THROUGH_TABLE)
-        lying += [] if how is None else [Lie(ranges.name, ranges.table_name, how)]
+        mismatches += [] if how is None else [IndexMismatch(ranges.name, ranges.table_name, how)]
         counted.add(ranges.table_pages)
-    return lying
+    return mismatches
 
 
 def difference(entries: tuple[Entries, Entries] | None, rows: Rows) -> str | None:
@@ -242,7 +244,7 @@ def _tables(found: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
 # Refuse to rely on a corrupt index.
 
 
-async def prove_indexes(
+async def refuse_corrupt_indexes(
     database: Database,
     work: str,
     tables: Collection[str] | None = None,
@@ -255,19 +257,23 @@ async def prove_indexes(
     and each of its indexes twice. Raise `StorageCorrupt` if an index is corrupt: the error names
     the indexes, and nothing has changed.
     """
-    found = await lies(database, tables, report=report)
-    if found:
-        raise refusal(work, found)
+    mismatches = await index_mismatches(database, tables, report=report)
+    if mismatches:
+        raise refusal(work, mismatches)
 
 
-def refusal(work: str, found: Collection[Lie]) -> StorageCorrupt:
+def refusal(work: str, mismatches: Collection[IndexMismatch]) -> StorageCorrupt:
     """Return the error that names the corrupt indexes and how to mend them."""
-    named = ", ".join(f"{lie.name} of {lie.table_name} ({lie.found})" for lie in found)
-    mend = "; ".join(f"REINDEX INDEX CONCURRENTLY {lie.name}" for lie in found)
+    named = ", ".join(
+        f"{mismatch.name} of {mismatch.table_name} ({mismatch.found})" for mismatch in mismatches
+    )
+    commands = "; ".join(f"REINDEX INDEX CONCURRENTLY {mismatch.name}" for mismatch in mismatches)
     reason = (
         f"{work} would go by an index that does not agree with its table: {named}."
-        f" Nothing was changed. Run {mend}; then `room-storage verify`"
+        f" Nothing was changed. Run {commands}; then `room-storage verify`"
     )
     error = StorageCorrupt(reason)
-    error.ids = {"indexes": [lie.name for lie in found]}  # the text ends with what to run
+    error.ids = {
+        "indexes": [mismatch.name for mismatch in mismatches]
+    }  # the text ends with what to run
     return error

@@ -11,7 +11,7 @@ from storage.database.connection import Connection, Database
 from storage.database.deployment import earlier_now_ms, now_ms
 from storage.errors import InputError, PartialState, PurgeRunning, StorageError, UnknownRoom
 from storage.ids import RoomId
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.purge import job as job_rows
 from storage.maintenance.purge.cut_point import (
     SQL_ROOM,
@@ -188,7 +188,7 @@ async def purge_history(
     dry_run: bool = False,
     watcher: Watcher | None = None,
     report: Report = silent,
-    indexes_proven: bool = False,
+    indexes_compared: bool = False,
 ) -> Purged:
     """Purge the history of a room below an event or a time.
 
@@ -196,7 +196,7 @@ async def purge_history(
     clocks see cut_point.py. An earlier, interrupted job of the room is finished first. ``local``:
     also purge events of users of ``server_name``. ``watcher`` is awaited with the job after each
     transaction; an exception from it ends the purge, and the job can be resumed.
-    ``indexes_proven``: the caller has called `prove_indexes`.
+    ``indexes_compared``: the caller has called `refuse_corrupt_indexes`.
 
     Raise `UnknownRoom`, `UnknownEvent`, `PurgeRefused`, `PurgeRunning`, `PartialState` for a room
     whose members are not all known, or `StorageCorrupt` where an index is corrupt: nothing has
@@ -204,8 +204,8 @@ async def purge_history(
     """
     if (before_event_id is None) == (before_ts is None):
         raise InputError("give either the event or the time before which history is purged")
-    if not (dry_run or indexes_proven):
-        await prove_indexes(database, WORK, report=report)
+    if not (dry_run or indexes_compared):
+        await refuse_corrupt_indexes(database, WORK, report=report)
     room = await _room(database, room_id)
     async with database.connection() as conn:
         now_ts = await earlier_now_ms(conn)
@@ -246,7 +246,7 @@ async def purge_room(
     `PurgeRunning`, or `StorageCorrupt` where an index is corrupt: nothing has changed then.
     """
     if not dry_run:
-        await prove_indexes(database, WORK, report=report)
+        await refuse_corrupt_indexes(database, WORK, report=report)
     room = await _room(database, room_id)
     if dry_run:
         return Purged(room_id, await _counted(database, room, CutPoint(1 << 62, 1 << 62)), None)
@@ -292,7 +292,7 @@ async def purge_retention(
     is corrupt.
     """
     if not dry_run:
-        await prove_indexes(database, WORK, report=report)
+        await refuse_corrupt_indexes(database, WORK, report=report)
     async with database.connection() as conn:
         counted = Counted(report, "purge", await room_total(conn), "rooms", is_estimate=True)
     after: str | None = ""
@@ -313,7 +313,7 @@ async def purge_retention(
                     dry_run=dry_run,
                     watcher=watcher,
                     report=_within(counted),
-                    indexes_proven=True,
+                    indexes_compared=True,
                 )
             except (PurgeRunning, UnknownRoom, PartialState):
                 continue
@@ -334,7 +334,7 @@ async def resume(
 
     It skips purges that run elsewhere. Raise `StorageCorrupt` where an index is corrupt.
     """
-    await prove_indexes(database, WORK, report=report)
+    await refuse_corrupt_indexes(database, WORK, report=report)
     begun = await job_rows.begun(database)
     counted = Counted(silent if len(begun) == 1 else report, "purge", len(begun), "purges")
     shown = report if len(begun) == 1 else _within(counted)  # one purge shows its own progress
@@ -473,7 +473,7 @@ async def _deltas(context: PurgeContext, job: PurgeJob) -> PurgeJob:
 
 async def _groups(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     """Delete state groups that nothing refers to any more."""
-    collected = await collect(context.database, job.room_id, indexes_proven=True)
+    collected = await collect(context.database, job.room_id, indexes_compared=True)
 
     async def work(conn: Connection) -> PurgeJob:
         return await job_rows.count(conn, job, state_groups=collected.state_groups, phase="groups")
@@ -485,7 +485,7 @@ async def _groups(context: PurgeContext, job: PurgeJob) -> PurgeJob:
 
 async def _end(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     """Remove unused visibility rows and out-of-range ranges, and invalidate caches of others."""
-    collected = await collect(context.database, job.room_id, indexes_proven=True)
+    collected = await collect(context.database, job.room_id, indexes_compared=True)
     await remove_unused_visibility(context, job)
 
     async def work(conn: Connection) -> PurgeJob:

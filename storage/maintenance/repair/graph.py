@@ -19,7 +19,7 @@ from storage.graph.chains import (
     extended,
 )
 from storage.maintenance.expiry import delete_connections
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.room_states import PART_ROOM_EVENTS
 from storage.maintenance.verify.auth_graph import AuthGraph, read_auth_graph
 from storage.maintenance.verify.event_columns import (
@@ -386,13 +386,14 @@ ON CONFLICT (stream_name, instance_name)
 """
 
 
-async def repair_positions(database: Database, *, indexes_proven: bool = False) -> None:
+async def repair_positions(database: Database, *, indexes_compared: bool = False) -> None:
     """Set sequences and positions forward, in one transaction that blocks writers.
 
     Delete connections with mistaken rows.
 
-    Facts of an unknown writer stay as they are. ``indexes_proven``: the caller has called
-    `prove_indexes`. Raise `StorageCorrupt` if an index is corrupt: nothing has changed then.
+    Facts of an unknown writer stay as they are. ``indexes_compared``: the caller has called
+    `refuse_corrupt_indexes`. Raise `StorageCorrupt` if an index is corrupt: nothing has changed
+    then.
     """
 
     async def work(conn: Connection) -> None:
@@ -404,8 +405,8 @@ async def repair_positions(database: Database, *, indexes_proven: bool = False) 
         mistaken = await conn.fetch(SQL_CONNECTIONS, row=MistakenConnectionRow)
         await delete_connections(conn, [row.connection_nid for row in mistaken])
 
-    if not indexes_proven:
-        await prove_indexes(database, "a repair")
+    if not indexes_compared:
+        await refuse_corrupt_indexes(database, "a repair")
     await database.run(work)
 
 

@@ -9,7 +9,7 @@ from storage.database.columns import AUTH_NIDS, OWN_ENTRIES, PREV_NIDS
 from storage.database.connection import Connection, Database
 from storage.database.placeholders import compose, fill, transposed
 from storage.errors import PermissionRefused, StorageCorrupt
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.purge.removal import delete
 from storage.maintenance.repair.current import (
     repair_current,
@@ -251,14 +251,14 @@ async def repair(
     room_id: str,
     *,
     server_name: str,
-    indexes_proven: bool = False,
+    indexes_compared: bool = False,
     report: Report = silent,
 ) -> None:
     """Rebuild everything that follows from a room's events and their states, in one transaction.
 
     Events whose columns, positions, states or auth results are wrong are appended again first
     (`storage.maintenance.repair.reauthorise`). Writers of the room wait meanwhile. ``server_name``:
-    its users are local. ``indexes_proven``: the caller has called `prove_indexes`.
+    its users are local. ``indexes_compared``: the caller has called `refuse_corrupt_indexes`.
 
     Raise `UnknownRoom`. Raise `StorageCorrupt` if an index is corrupt, a state key has lost its
     row, or required states cannot be read: nothing has changed then.
@@ -295,8 +295,8 @@ async def repair(
         await repair_member_positions(conn, room_nid)
         await invalidate_caches(conn)
 
-    if not indexes_proven:
-        await prove_indexes(database, "a repair", report=report)
+    if not indexes_compared:
+        await refuse_corrupt_indexes(database, "a repair", report=report)
     await register_writer(database)
     try:
         await database.run(work)
@@ -323,7 +323,7 @@ async def rebuild_visibility(
         await replay(conn, room_id, server_name, RoomStates(), report=report)
         await invalidate_caches(conn, CURRENT_STATE, [room_id])
 
-    await prove_indexes(database, "a rebuild of visibility", report=report)
+    await refuse_corrupt_indexes(database, "a rebuild of visibility", report=report)
     await register_writer(database)
     await database.run(work)
 

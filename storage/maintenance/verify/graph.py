@@ -6,7 +6,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose, fill
-from storage.maintenance.indexes import Lie
+from storage.maintenance.indexes import IndexMismatch
 from storage.maintenance.verify.event_columns import SQL_NIDS
 from storage.maintenance.verify.event_loader import BATCH, Finding, VerifiedRoom, event_ids
 from storage.streams.published_facts import sequences
@@ -576,19 +576,19 @@ APART: Final = frozenset(
 """Tables that no check of a room reads: their corrupt indexes do not prevent checks of rooms."""
 
 
-def finding_of(lie: Lie) -> Finding:
+def finding_of(mismatch: IndexMismatch) -> Finding:
     """Return the finding that names a corrupt index ("indexes")."""
-    left_out = "positions and sequences" if lie.table_name in APART else "everything else"
+    left_out = "positions and sequences" if mismatch.table_name in APART else "everything else"
     expected = (
-        f"the rows of {lie.table_name}: run REINDEX INDEX CONCURRENTLY {lie.name},"
+        f"the rows of {mismatch.table_name}: run REINDEX INDEX CONCURRENTLY {mismatch.name},"
         f" then verify again; {left_out} was not checked"
     )
-    return Finding("indexes", None, (lie.name,), lie.found, expected)
+    return Finding("indexes", None, (mismatch.name,), mismatch.found, expected)
 
 
-def hide_facts(lying: Iterable[Lie]) -> bool:
+def hide_facts(mismatches: Iterable[IndexMismatch]) -> bool:
     """Return whether a check of a room would read through one of these indexes."""
-    return any(lie.table_name not in APART for lie in lying)
+    return any(mismatch.table_name not in APART for mismatch in mismatches)
 
 
 # --------------------------------------------------------------------------------------------------

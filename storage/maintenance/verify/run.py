@@ -9,7 +9,7 @@ from storage.database.archived_bytes import folder_of, list_files, read_file
 from storage.database.connection import Connection, Database
 from storage.database.placeholders import fill
 from storage.maintenance.cold_archive.pack_rows import PackRow, packs, read_index
-from storage.maintenance.indexes import Lie, lies
+from storage.maintenance.indexes import IndexMismatch, index_mismatches
 from storage.maintenance.totals import event_total
 from storage.maintenance.verify.auth_graph import check_cover
 from storage.maintenance.verify.auth_results import check_auth_results, check_verdicts
@@ -165,10 +165,10 @@ async def verify(
     that would read through a corrupt index are skipped, because they would report correct rows.
     Each room is read in a snapshot of its own, so writers may go on. Raise `UnknownRoom`.
     """
-    lying = await lies(database, report=report)
-    for lie in lying:
-        yield finding_of(lie)
-    if hide_facts(lying):
+    mismatches = await index_mismatches(database, report=report)
+    for mismatch in mismatches:
+        yield finding_of(mismatch)
+    if hide_facts(mismatches):
         return
     async with database.connection() as conn:
         total = await event_total(conn, room_ids)
@@ -181,7 +181,7 @@ async def verify(
                 yield finding
     if room_ids is None:
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            async for finding in verify_database(conn, lying):
+            async for finding in verify_database(conn, mismatches):
                 yield finding
 
 
@@ -210,12 +210,14 @@ async def verify_room(
             counted.add(size / len(ROOM_CHECKS))
 
 
-async def verify_database(conn: Connection, lying: Collection[Lie] = ()) -> AsyncIterator[Finding]:
+async def verify_database(
+    conn: Connection, mismatches: Collection[IndexMismatch] = ()
+) -> AsyncIterator[Finding]:
     """Yield the differences in what all rooms share.
 
-    ``lying``: corrupt indexes. If there are any, only the check that reads no table runs.
+    ``mismatches``: corrupt indexes. If there are any, only the check that reads no table runs.
     """
-    for check in (check_indexes,) if lying else DATABASE_CHECKS:
+    for check in (check_indexes,) if mismatches else DATABASE_CHECKS:
         async for finding in check(conn):
             yield finding
 

@@ -97,9 +97,9 @@ class BundleWriter:
     def put(self, bundle: bytes) -> BundleLocation:
         """Append a bundle; readers may read it once the writer is closed."""
         with io_errors(self._work, "written to"):
-            place = BundleLocation(self._name, self._file.tell(), len(bundle))
+            location = BundleLocation(self._name, self._file.tell(), len(bundle))
             self._file.write(bundle)
-        return place
+        return location
 
 
 class BundleReader:
@@ -123,7 +123,7 @@ class BundleReader:
         self._close()
         self._fetched.clear()
 
-    def fetch(self, places: Iterable[BundleLocation]) -> None:
+    def fetch(self, locations: Iterable[BundleLocation]) -> None:
         """Read the small ones of these bundles, neighbours at once.
 
         `get` returns them without a request, until the next call. Those beyond
@@ -131,7 +131,7 @@ class BundleReader:
         """
         self._fetched.clear()
         left = FETCHED_BYTES_MAX
-        for some in neighbours(one for one in places if one.length <= SMALL_BYTES_MAX):
+        for some in neighbours(one for one in locations if one.length <= SMALL_BYTES_MAX):
             first = some[0].start
             length = some[-1].start + some[-1].length - first
             left -= length
@@ -142,20 +142,22 @@ class BundleReader:
                 at = one.start - first
                 self._fetched[one] = data[at : at + one.length]
 
-    def get(self, place: BundleLocation) -> bytes:
-        found = self._fetched.get(place)
-        return self._read(place) if found is None else found
+    def get(self, location: BundleLocation) -> bytes:
+        found = self._fetched.get(location)
+        return self._read(location) if found is None else found
 
-    def _read(self, place: BundleLocation) -> bytes:
+    def _read(self, location: BundleLocation) -> bytes:
         with io_errors(self._work, "read"):
-            if place.file not in self._files:
+            if location.file not in self._files:
                 if len(self._files) >= OPEN_MAX:
                     self._close()
-                self._files[place.file] = self._where.open_input_file(f"{self._path}/{place.file}")
+                self._files[location.file] = self._where.open_input_file(
+                    f"{self._path}/{location.file}"
+                )
             self.requests += 1
-            data: bytes = self._files[place.file].read_at(place.length, place.start)
-            if len(data) != place.length:
-                raise OSError(f"{place.file} ends at {place.start + len(data)}")
+            data: bytes = self._files[location.file].read_at(location.length, location.start)
+            if len(data) != location.length:
+                raise OSError(f"{location.file} ends at {location.start + len(data)}")
         return data
 
     def _close(self) -> None:
@@ -164,10 +166,10 @@ class BundleReader:
         self._files.clear()
 
 
-def neighbours(places: Iterable[BundleLocation]) -> Iterator[list[BundleLocation]]:
+def neighbours(locations: Iterable[BundleLocation]) -> Iterator[list[BundleLocation]]:
     """Yield the bundles of each request, in order of files and positions."""
     some: list[BundleLocation] = []
-    for one in sorted(places):
+    for one in sorted(locations):
         if some and not _is_near(some, one):
             yield some
             some = []
@@ -231,27 +233,27 @@ async def intern(
     await _principals(
         conn, blocks, names, sorted(one for one in principals - names.principals.keys() if one)
     )
-    wanted = {(names.types[type_name], state_key) for type_name, state_key in keys}
-    await _state_keys(conn, blocks, names, sorted(wanted - names.state_keys.keys()))
+    pairs = {(names.types[type_name], state_key) for type_name, state_key in keys}
+    await _state_keys(conn, blocks, names, sorted(pairs - names.state_keys.keys()))
 
 
 async def members_known(
     conn: Connection, names: InternedNames, senders: Iterable[str]
 ) -> list[tuple[int, str]]:
     """Return the member state keys of these senders that have no nid, and cache the others."""
-    wanted = [(TYPE_MEMBER, one) for one in senders if (TYPE_MEMBER, one) not in names.state_keys]
-    if wanted:
-        await _find_state_keys(conn, names, wanted)
-    return [key for key in wanted if key not in names.state_keys]
+    members = [(TYPE_MEMBER, one) for one in senders if (TYPE_MEMBER, one) not in names.state_keys]
+    if members:
+        await _find_state_keys(conn, names, members)
+    return [key for key in members if key not in names.state_keys]
 
 
 async def _types(
-    conn: Connection, blocks: NidBlocks, names: InternedNames, wanted: Sequence[str]
+    conn: Connection, blocks: NidBlocks, names: InternedNames, type_names: Sequence[str]
 ) -> None:
-    if not wanted:
+    if not type_names:
         return
-    names.learn(types=await conn.fetch(SQL_TYPES, list(wanted), [], row=NameRow))
-    new = [one for one in wanted if one not in names.types]
+    names.learn(types=await conn.fetch(SQL_TYPES, list(type_names), [], row=NameRow))
+    new = [one for one in type_names if one not in names.types]
     if new:
         await fill_blocks(conn, blocks, {"type_nids": len(new)})
         await conn.execute(SQL_NEW_TYPES, [blocks.take("type_nids") for _ in new], new)
@@ -259,12 +261,12 @@ async def _types(
 
 
 async def _principals(
-    conn: Connection, blocks: NidBlocks, names: InternedNames, wanted: Sequence[str]
+    conn: Connection, blocks: NidBlocks, names: InternedNames, readers: Sequence[str]
 ) -> None:
-    if not wanted:
+    if not readers:
         return
-    names.learn(principals=await conn.fetch(SQL_PRINCIPALS, list(wanted), row=NameRow))
-    new = [one for one in wanted if one not in names.principals]
+    names.learn(principals=await conn.fetch(SQL_PRINCIPALS, list(readers), row=NameRow))
+    new = [one for one in readers if one not in names.principals]
     if new:
         await fill_blocks(conn, blocks, {"principal_nids": len(new)})
         await conn.execute(SQL_NEW_PRINCIPALS, [blocks.take("principal_nids") for _ in new], new)
@@ -272,12 +274,12 @@ async def _principals(
 
 
 async def _state_keys(
-    conn: Connection, blocks: NidBlocks, names: InternedNames, wanted: Sequence[tuple[int, str]]
+    conn: Connection, blocks: NidBlocks, names: InternedNames, pairs: Sequence[tuple[int, str]]
 ) -> None:
-    if not wanted:
+    if not pairs:
         return
-    await _find_state_keys(conn, names, wanted)
-    new = [key for key in wanted if key not in names.state_keys]
+    await _find_state_keys(conn, names, pairs)
+    new = [key for key in pairs if key not in names.state_keys]
     if new:
         await fill_blocks(conn, blocks, {"state_key_nids": len(new)})
         nids = [blocks.take("state_key_nids") for _ in new]
@@ -288,9 +290,9 @@ async def _state_keys(
 
 
 async def _find_state_keys(
-    conn: Connection, names: InternedNames, wanted: Sequence[tuple[int, str]]
+    conn: Connection, names: InternedNames, pairs: Sequence[tuple[int, str]]
 ) -> None:
     rows = await conn.fetch(
-        SQL_STATE_KEYS, [key[0] for key in wanted], [key[1] for key in wanted], row=StateKeyRow
+        SQL_STATE_KEYS, [key[0] for key in pairs], [key[1] for key in pairs], row=StateKeyRow
     )
     names.learn(state_keys=(((row.type_nid, row.state_key), row.state_key_nid) for row in rows))

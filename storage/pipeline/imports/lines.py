@@ -57,7 +57,7 @@ FEW_BYTES: Final = 128
 
 
 class LineContent(NamedTuple):
-    """The content of a line or row. ``glanced``: the PDU as orjson reads it, {} where it cannot.
+    """The content of a line or row. ``header``: the PDU as orjson reads it, {} where it cannot.
 
     ``readmit``: the event of an earlier line is readmitted. ``second``: a second create event of
     its room, which is stored after the first one. ``arrived``: the row is of a readmitted event,
@@ -65,7 +65,7 @@ class LineContent(NamedTuple):
     """
 
     pdu: bytes
-    glanced: dict[str, Any]
+    header: dict[str, Any]
     room_version: str | None
     origin: Origin
     state_before: tuple[str, ...] | None
@@ -74,10 +74,10 @@ class LineContent(NamedTuple):
     arrived: int | None = None
     second: bool = False
 
-    def mended(self) -> "LineContent":
+    def without_old_keys(self) -> "LineContent":
         """Return it without the keys of old servers, if the content hash fits only so."""
         pdu = without_extra_keys(self.pdu)
-        return self if pdu is None else self._replace(pdu=pdu, glanced=peek(pdu) or {})
+        return self if pdu is None else self._replace(pdu=pdu, header=peek(pdu) or {})
 
     def steps(self, rank: int) -> list[tuple[int, "LineContent"]]:
         """Return what to do with the event, each with its rank; ``rank`` is that of the row."""
@@ -128,12 +128,12 @@ class EnvelopeMembers(NamedTuple):
 class ParsedLine(NamedTuple):
     """A line: its rank among the lines of its path, the place of its bytes, and its content.
 
-    ``given`` is an error for a bad line.
+    ``content`` is an error for a bad line.
     """
 
     rank: int
     place: int
-    given: LineContent | InvalidEvent
+    content: LineContent | InvalidEvent
     raw: bytes
 
 
@@ -219,17 +219,17 @@ def _read_lines(span: FileRange) -> Iterator[ParsedLine]:
     base, within = place_of(span.file, 0), place_of(span.within, 0)
     for number, raw in enumerate(lines_of(span), span.number):
         if raw.strip():
-            yield ParsedLine(within + number, base + number, _given(raw), raw)
+            yield ParsedLine(within + number, base + number, _content(raw), raw)
 
 
-def _given(raw: bytes) -> LineContent | InvalidEvent:
+def _content(raw: bytes) -> LineContent | InvalidEvent:
     try:
-        return given_of(raw)
+        return parse_line(raw)
     except InvalidEvent as error:
         return error
 
 
-def given_of(raw: bytes) -> LineContent:
+def parse_line(raw: bytes) -> LineContent:
     """Return the content of a line of NDJSON. Raise `InvalidEvent` for a bad one."""
     begin = _BEGIN.match(raw)
     found = _alone(raw) if begin is None else _enveloped(raw, begin.end())
@@ -261,11 +261,11 @@ def _reason(refused: str | None) -> str | None:
 def _alone(raw: bytes) -> LineContent | None:
     """Return the content of a line that is a PDU; None for other lines."""
     pdu = raw.strip(b" \t\r\n")
-    glanced = peek(pdu)
+    header = peek(pdu)
     return (
         None
-        if glanced is None or "sender" not in glanced
-        else LineContent(pdu, glanced, None, "live", None)
+        if header is None or "sender" not in header
+        else LineContent(pdu, header, None, "live", None)
     )
 
 
@@ -278,9 +278,9 @@ def _enveloped(raw: bytes, begin: int) -> LineContent | None:
     after = raw[cut:end]
     members = (_few_members if len(after) <= FEW_BYTES else _members)(after)
     pdu = raw[begin:cut]
-    if members is None or (glanced := peek(pdu)) is None:
+    if members is None or (header := peek(pdu)) is None:
         return None  # not an object by itself
-    return LineContent(pdu, glanced, *members)
+    return LineContent(pdu, header, *members)
 
 
 def _members(after: bytes) -> EnvelopeMembers | None:
@@ -411,18 +411,18 @@ def _read_rows(span: FileRange) -> Iterator[ParsedLine]:
             for index in range(batch.num_rows):
                 row = {name: values[index] for name, values in columns.items()}
                 rank = (row[POSITION] or 0) if POSITION in row else within + number
-                yield ParsedLine(rank, base + number, _given_row(row), row["pdu"] or b"")
+                yield ParsedLine(rank, base + number, _parsed_row(row), row["pdu"] or b"")
                 number += 1
 
 
-def _given_row(row: dict[str, Any]) -> LineContent | InvalidEvent:
+def _parsed_row(row: dict[str, Any]) -> LineContent | InvalidEvent:
     try:
-        return given_of_row(row)
+        return parse_row(row)
     except InvalidEvent as error:
         return error
 
 
-def given_of_row(row: dict[str, Any]) -> LineContent:
+def parse_row(row: dict[str, Any]) -> LineContent:
     """Return the content of a row of Parquet or of a data frame.
 
     Raise `InvalidEvent` for a bad one.

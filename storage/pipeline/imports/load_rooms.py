@@ -55,7 +55,7 @@ from storage.pipeline.imports.plan_rooms import (
     rooms_of,
 )
 from storage.pipeline.imports.stage import StagedEvent, staged, transaction
-from storage.pipeline.imports.validate import SQL_HELD, AlreadyStoredRow, SlimEvent, needs
+from storage.pipeline.imports.validate import SQL_STORED, AlreadyStoredRow, SlimEvent, needs
 from storage.store.open import OpenWriter
 from storage.streams.position_poller import learn_writers
 from storage.streams.registry import STREAMS
@@ -180,8 +180,8 @@ class BulkWriter:
             raise
 
     async def _refuse_known(self, rooms: Sequence[BundledRoom]) -> None:
-        async with self._store.database.connection() as aside:
-            if await aside.fetchvals(SQL_KNOWN, [room.room_id for room in rooms]):
+        async with self._store.database.connection() as conn:
+            if await conn.fetchvals(SQL_KNOWN, [room.room_id for room in rooms]):
                 raise CannotPlan
 
     async def _room(self, planner: RoomPlanner, bundled: BundledRoom) -> WriteResult | None:
@@ -225,15 +225,15 @@ async def write_planned(
         return None
     now = time.time_ns() // 1_000_000
     written = await write_around(planner.connection, change_set, author, now)
-    given = {
+    values = {
         "received_ts": now,
         "writer_nid": author.writer_nid,
         "import_number": number,
         "loaded_event": _events(change_set, planner, written),
     }
-    tag = await planner.connection.execute(SQL_LOAD_EVENTS, *LOAD_EVENTS.bind(given))
+    tag = await planner.connection.execute(SQL_LOAD_EVENTS, *LOAD_EVENTS.bind(values))
     if int(tag.rpartition(" ")[2]) != len(change_set.events.new_events):
-        raise DatabaseConflict(stages.GONE)
+        raise DatabaseConflict(stages.BYTES_DELETED)
     if not is_last:
         planner.wrote(written.positions)
     return written
@@ -410,14 +410,16 @@ class RoomLoader:
     async def _lacking(self, lines: Sequence[SlimEvent]) -> list[SlimEvent]:
         """Return the lines that the store lacks; an outlier may still enter the timeline."""
         async with self._loader.store.database.connection() as conn:
-            rows = await conn.fetch(SQL_HELD, [one.event_id for one in lines], row=AlreadyStoredRow)
-        held = {row.event_id: row.outlier for row in rows}
+            rows = await conn.fetch(
+                SQL_STORED, [one.event_id for one in lines], row=AlreadyStoredRow
+            )
+        stored = {row.event_id: row.outlier for row in rows}
         lacking = [
             one
             for one in lines
-            if one.event_id not in held
+            if one.event_id not in stored
             or one.readmit
-            or (held[one.event_id] and one.origin not in OUTLIERS)
+            or (stored[one.event_id] and one.origin not in OUTLIERS)
         ]
         self._loaded.outcomes["duplicate"] += len(lines) - len(lacking)
         return lacking

@@ -38,7 +38,7 @@ from storage.persist.plan.event import plan_event
 from storage.pipeline.imports.intern_names import BundleLocation, intern, members_known
 from storage.pipeline.imports.validate import SlimEvent, event_of, unpacked
 
-SQL_HELD_IDS: Final[LiteralString] = """
+SQL_STORED_IDS: Final[LiteralString] = """
 SELECT event_id
 FROM events
 WHERE event_nid = ANY(ARRAY(
@@ -208,13 +208,13 @@ class RoomPlanner:
             await self._plan_lines(part, some)
 
     async def _prepare(self, events: Sequence[Event], lines: Sequence[SlimEvent]) -> None:
-        async with self._database.connection() as aside:
-            await intern(aside, self._blocks, self._caches.names, events, self._server_name)
+        async with self._database.connection() as conn:
+            await intern(conn, self._blocks, self._caches.names, events, self._server_name)
             for key in await members_known(
-                aside, self._caches.names, {event.sender for event in events}
+                conn, self._caches.names, {event.sender for event in events}
             ):
                 self.change_set.names.state_keys.setdefault(key, None)
-            await self._know(aside, events, lines)
+            await self._know(conn, events, lines)
 
     async def _plan_lines(self, part: RoomLines, events: Sequence[Event]) -> None:
         room = part.room
@@ -298,9 +298,9 @@ class RoomPlanner:
     # missing data
 
     async def _know(
-        self, aside: Connection, events: Iterable[Event], lines: Iterable[SlimEvent]
+        self, conn: Connection, events: Iterable[Event], lines: Iterable[SlimEvent]
     ) -> None:
-        """Record that the store lacks the events that these name (`_held`)."""
+        """Record that the store lacks the events that these name (`_refuse_stored`)."""
         own = {event.event_id for event in events}
         named = set[str]()
         for event, one in zip(events, lines, strict=True):
@@ -308,15 +308,15 @@ class RoomPlanner:
             if event.redacts is not None:
                 named.add(event.redacts)
         unknown = {one for one in named - own if not self._is_known(one)}
-        self._absent(unknown - await self._held(aside, unknown))
+        self._absent(unknown - await self._refuse_stored(conn, unknown))
         self._absent(one for one in own if not self._is_known(one))
 
-    async def _held(self, aside: Connection, event_ids: set[str]) -> set[str]:
+    async def _refuse_stored(self, conn: Connection, event_ids: set[str]) -> set[str]:
         """Return which of these must be read from the tables.
 
         Raise `CannotPlan` if the store has any.
         """
-        if event_ids and await aside.fetchvals(SQL_HELD_IDS, list(event_ids)):
+        if event_ids and await conn.fetchvals(SQL_STORED_IDS, list(event_ids)):
             raise CannotPlan
         return set()
 

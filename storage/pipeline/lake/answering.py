@@ -42,26 +42,29 @@ class Refresh:
         """Refresh the daily table of a question; return it, and the days that were read."""
         daily = DAILY[question.daily]
         table = DayTable.open(folder_of(self.folder, daily), daily, self.keep_hours)
-        wanted = AnswerState(
+        new_state = AnswerState(
             self.source.source, self.source.version, definition(question.daily_query)
         )
         state = table.state()
-        if state == wanted and not self.full:
+        if state == new_state and not self.full:
             table.vacuum(self.keep_hours)
             return table, set()
-        earlier = None if self.full else self._earlier(state, wanted)
-        if earlier is None:
+        read_days = None if self.full else self._read_days(state, new_state)
+        if read_days is None:
             days, replaced = set(self.source.files), None
         else:
-            days = replaced = self.source.changed_since(earlier)
+            days = replaced = self.source.changed_since(read_days)
         files = self._write(table, question.daily_query, days) if days else []
-        table.replace(replaced, files, wanted)
+        table.replace(replaced, files, new_state)
         table.vacuum(self.keep_hours)
         return table, days
 
-    def _earlier(self, state: AnswerState | None, wanted: AnswerState) -> MirroredDays | None:
+    def _read_days(self, state: AnswerState | None, new_state: AnswerState) -> MirroredDays | None:
         """Return the days that the table has read; None if all have to be read again."""
-        if state is None or (state.source, state.definition) != (wanted.source, wanted.definition):
+        if state is None or (state.source, state.definition) != (
+            new_state.source,
+            new_state.definition,
+        ):
             return None
         try:
             return MirroredDays.of(folder_of(self.path, EVENTS), state.version)

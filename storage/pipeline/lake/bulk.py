@@ -167,70 +167,70 @@ PIECE: Final = 20_000
 
 @dataclass(slots=True)
 class MirrorChanges:
-    """The changes of a pass: ``gone`` are values of `arrived`, ``again`` nids to read again."""
+    """The changes of a pass: ``deleted`` are values of `arrived`, ``again`` nids to read again."""
 
-    gone: set[int] = field(default_factory=set)
+    deleted: set[int] = field(default_factory=set)
     again: set[int] = field(default_factory=set)
 
     def take(self, marks: pa.Table) -> None:
         """Read these rows again, in place of those that the table has."""
-        self.gone.update(marks.column("arrived").to_pylist())
+        self.deleted.update(marks.column("arrived").to_pylist())
         self.again.update(marks.column("event_nid").to_pylist())
 
     def drop(self, ours: pa.Table) -> None:
         """Delete these rows of the table."""
-        self.gone.update(ours.column("arrived").to_pylist())
+        self.deleted.update(ours.column("arrived").to_pylist())
 
     def add(self, other: "MirrorChanges") -> None:
-        self.gone |= other.gone
+        self.deleted |= other.deleted
         self.again |= other.again
 
 
 def compare_all(conn: ArrowConnection, lake: LakeTable, covered: Bounds) -> MirrorChanges:
     """Compare all events that the position of the table covers."""
-    found = MirrorChanges()
+    changes = MirrorChanges()
     for first, last, stored in marks_by_position(conn, covered, PIECE):
         ours = lake.within(MARKS.names, first, last)
         arrived = stored.column("arrived")
         keys = arrived.filter(pc.or_(pc.less(arrived, first), pc.greater(arrived, last)))
-        found.take(
+        changes.take(
             _differing(stored, pa.concat_tables([ours, lake.rows(MARKS.names, keys.to_pylist())]))
         )
         # The rest of ours is gone, or was readmitted: then it is stored at another position.
         rest = _missing(ours, stored)
-        moved = marks_of_events(conn, rest.column("event_nid").to_pylist(), covered)
-        moved = moved.filter(_is_in(moved, rest))
-        found.take(_differing(moved, rest))
-        found.drop(_missing(rest, moved))
-    return found
+        readmitted = marks_of_events(conn, rest.column("event_nid").to_pylist(), covered)
+        readmitted = readmitted.filter(_is_in(readmitted, rest))
+        changes.take(_differing(readmitted, rest))
+        changes.drop(_missing(rest, readmitted))
+    return changes
 
 
 def compare_rooms(
     conn: ArrowConnection, lake: LakeTable, room_nids: Collection[int], covered: Bounds
 ) -> MirrorChanges:
     """Compare the events of these rooms; those of a room that is not stored are gone."""
-    found = MirrorChanges()
+    changes = MirrorChanges()
     for rooms, stored in marks_of_rooms(conn, sorted(room_nids), covered, PIECE):
-        wanted = pa.array(rooms, pa.int64())
+        nids = pa.array(rooms, pa.int64())
         parts = [
-            part.filter(pc.is_in(part.column("room_nid"), value_set=wanted)).select(MARKS.names)
+            part.filter(pc.is_in(part.column("room_nid"), value_set=nids)).select(MARKS.names)
             for part in lake.parts(["room_nid", *MARKS.names])
         ]
         ours = pa.concat_tables([MARKS.empty_table(), *parts])
-        found.take(_differing(stored, ours))
-        found.drop(_missing(ours, stored))
-    return found
+        changes.take(_differing(stored, ours))
+        changes.drop(_missing(ours, stored))
+    return changes
 
 
 def _differing(stored: pa.Table, ours: pa.Table) -> pa.Table:
     """Return the stored events that are not among ours with the same digest."""
     arrived, digest = (ours.column(name).to_numpy() for name in ("arrived", "digest"))
     order = np.argsort(arrived)
-    wanted = stored.column("arrived").to_numpy()
-    at = np.searchsorted(arrived, wanted, sorter=order)
+    positions = stored.column("arrived").to_numpy()
+    at = np.searchsorted(arrived, positions, sorter=order)
     same = at < len(order)
     found = order[at[same]]
-    same[same] = (arrived[found] == wanted[same]) & (
+    same[same] = (arrived[found] == positions[same]) & (
         digest[found] == stored.column("digest").to_numpy()[same]
     )
     return stored.filter(pa.array(~same))
@@ -278,7 +278,7 @@ def swept_rooms(
             yield _swept_differences(stored, known, piece).column("room_nid").to_numpy()
 
 
-def gone_rooms(conn: ArrowConnection, lake: LakeTable) -> set[int]:
+def deleted_rooms(conn: ArrowConnection, lake: LakeTable) -> set[int]:
     """Return the rooms of a table that are not stored any more."""
     first, last = room_numbers(conn)
     is_stored = np.zeros(last - first + 1, dtype=np.bool_)

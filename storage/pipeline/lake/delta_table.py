@@ -99,21 +99,21 @@ def write_rows(folder: str, table: MirrorTable, rows: pa.Table) -> Iterator[Mirr
 
 def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yield the rows of these tables in tables of about a file each; nothing for no rows."""
-    held: list[pa.Table] = []
+    waiting: list[pa.Table] = []
     for table in tables:
-        held += [table] if table.num_rows else []
-        rows, size = (sum(getattr(one, what) for one in held) for what in ("num_rows", "nbytes"))
+        waiting += [table] if table.num_rows else []
+        rows, size = (sum(getattr(one, what) for one in waiting) for what in ("num_rows", "nbytes"))
         if rows >= FILE_ROWS or size >= FILE_BYTES:
-            yield pa.concat_tables(held)
-            held.clear()
-    if held:
-        yield pa.concat_tables(held)
+            yield pa.concat_tables(waiting)
+            waiting.clear()
+    if waiting:
+        yield pa.concat_tables(waiting)
 
 
 def read_file(folder: str, table: MirrorTable, path: str, columns: list[str]) -> pa.Table:
     """Return some columns of a file. ``path``: below the folder."""
-    wanted = pa.schema([table.schema.field(one) for one in columns])
-    return pa.concat_tables([wanted.empty_table(), *file_parts(folder, table, path, columns)])
+    schema = pa.schema([table.schema.field(one) for one in columns])
+    return pa.concat_tables([schema.empty_table(), *file_parts(folder, table, path, columns)])
 
 
 def file_parts(
@@ -121,7 +121,7 @@ def file_parts(
 ) -> Iterator[pa.Table]:
     """Yield the same in parts of at most `PART_ROWS`."""
     where, inner = opened(folder)
-    wanted = pa.schema([table.schema.field(one) for one in columns])
+    schema = pa.schema([table.schema.field(one) for one in columns])
     day = path.partition("/")[0].removeprefix("day=")
     with where.open_input_file(f"{inner}/{path}") as file:
         parts = pq.ParquetFile(file, pre_buffer=True).iter_batches(
@@ -132,7 +132,7 @@ def file_parts(
             if "day" in columns:
                 days = pa.repeat(pa.scalar(date.fromisoformat(day), pa.date32()), part.num_rows)
                 part = part.append_column("day", days)
-            yield part.select(columns).cast(wanted)
+            yield part.select(columns).cast(schema)
 
 
 def _by_day(rows: pa.Table) -> list[tuple[str | None, pa.Table]]:
@@ -290,9 +290,9 @@ class LakeTable:
         if keys is None:
             return self._chosen(columns, self._files_with(None), None)
         ordered = _key_array(keys)
-        wanted = pa.array(ordered, pa.int64())
+        key_values = pa.array(ordered, pa.int64())
         files = self._files_with(ordered)
-        return self._chosen(columns, files, lambda found: pc.is_in(found, value_set=wanted))
+        return self._chosen(columns, files, lambda found: pc.is_in(found, value_set=key_values))
 
     def within(self, columns: list[str], first: int, last: int) -> pa.Table:
         """Return columns of the rows with keys from ``first`` to ``last``; the key is a column."""
@@ -328,15 +328,15 @@ class LakeTable:
         self,
         added: Iterable[pa.Table | MirrorFile],
         state: MirrorState,
-        gone: Keys = (),
+        deleted: Keys = (),
     ) -> None:
-        """Add rows, after deleting those with a key in ``gone``, and set the state, in one commit.
+        """Delete the rows with a key in ``deleted``, add rows and set the state, in one commit.
 
         Raise `StorageError` if another process has written meanwhile.
         """
         files: list[MirrorFile] = []
         removed: list[MirrorFile] = []
-        for file, kept in self._without(gone) if len(gone) else ():
+        for file, kept in self._without(deleted) if len(deleted) else ():
             removed.append(file)
             if kept.num_rows:
                 files += write_rows(self.folder, self.table, kept)
@@ -376,13 +376,13 @@ class LakeTable:
             return []
         return vacuum(self._delta, self.table, keep_hours, state.metadata())
 
-    def _without(self, gone: Keys) -> Iterable[tuple[MirrorFile, pa.Table]]:
+    def _without(self, deleted: Keys) -> Iterable[tuple[MirrorFile, pa.Table]]:
         """Yield the files that have rows with these keys, with their other rows."""
-        keys = _key_array(gone)
-        wanted = pa.array(keys, pa.int64())
+        keys = _key_array(deleted)
+        values = pa.array(keys, pa.int64())
         for file in self._files_with(keys):
             found = read_file(self.folder, self.table, file.path, [self.table.key])
-            going = pc.is_in(found.column(0), value_set=wanted)
+            going = pc.is_in(found.column(0), value_set=values)
             if pc.any(going).as_py():
                 rows = read_file(self.folder, self.table, file.path, self.table.schema.names)
                 yield file, rows.filter(pc.invert(going))
@@ -576,9 +576,9 @@ def created(folder: str, table: MirrorTable, deployment: str, keep_hours: int) -
 
 def keep_log(delta: DeltaTable, keep_hours: int) -> None:
     """Let the log of a table stay so long, if it says less: its versions are read by the log."""
-    said = delta.metadata().configuration.get(LOG_RETENTION, "")
-    found = re.fullmatch("interval ([0-9]+) hours", said)
-    if found is not None and int(found[1]) < keep_hours:
+    interval = delta.metadata().configuration.get(LOG_RETENTION, "")
+    hours = re.fullmatch("interval ([0-9]+) hours", interval)
+    if hours is not None and int(hours[1]) < keep_hours:
         with written_below(delta.table_uri, DeltaError):
             delta.alter.set_table_properties(_retention(keep_hours))
 
@@ -590,19 +590,19 @@ def _retention(keep_hours: int) -> dict[str, str]:
 
 def _check(folder: str, delta: DeltaTable, deployment: str) -> None:
     try:
-        given: Mapping[str, Any] = json.loads(delta.metadata().description or "{}")
+        description: Mapping[str, Any] = json.loads(delta.metadata().description or "{}")
     except ValueError:
-        given = {}
-    if given.get("application") != APPLICATION:
+        description = {}
+    if description.get("application") != APPLICATION:
         raise InputError(f"{folder} is no table of a mirror: another program has made it")
-    if given.get("schema_version") != SCHEMA_VERSION:
+    if description.get("schema_version") != SCHEMA_VERSION:
         raise InputError(
-            f"{folder} has version {given.get('schema_version')} of the mirror's schema, this"
+            f"{folder} has version {description.get('schema_version')} of the mirror's schema, this"
             f" release has {SCHEMA_VERSION}: mirror into a new folder"
         )
-    if given.get("deployment") != deployment:
+    if description.get("deployment") != deployment:
         raise InputError(
-            f"{folder} mirrors the database {given.get('deployment')}, not {deployment}:"
+            f"{folder} mirrors the database {description.get('deployment')}, not {deployment}:"
             " mirror into a new folder"
         )
 

@@ -249,8 +249,8 @@ def _pruned(table: pa.Table) -> pa.Table:
         redacted_bytes(raw, version) if one else raw
         for raw, version, one in zip(bytes_of, versions, pruned, strict=True)
     ]
-    place = table.schema.get_field_index("pdu")
-    return table.set_column(place, "pdu", pa.array(kept, pa.binary()))
+    index = table.schema.get_field_index("pdu")
+    return table.set_column(index, "pdu", pa.array(kept, pa.binary()))
 
 
 def redacted_bytes(raw: bytes, room_version: str) -> bytes | None:
@@ -313,12 +313,12 @@ class MirroredDays:
         days = {day: frozenset(paths) for day, paths in sorted(found.items())}
         return cls(str(delta.metadata().id), delta.version(), days, rows)
 
-    def changed_since(self, earlier: Self) -> set[str]:
+    def changed_since(self, previous: Self) -> set[str]:
         """Return the days whose files are not the same as at an earlier version."""
         return {
             day
-            for day in {*self.files, *earlier.files}
-            if self.files.get(day) != earlier.files.get(day)
+            for day in {*self.files, *previous.files}
+            if self.files.get(day) != previous.files.get(day)
         }
 
     def paths(self, days: Collection[str]) -> list[str]:

@@ -141,8 +141,8 @@ def _questions() -> dict[str, Question]:
 
 def _about(query: str) -> str:
     """Return the comment at the beginning of a query."""
-    said = itertools.takewhile(lambda line: line.startswith("-- "), query.splitlines())
-    return " ".join(line.removeprefix("-- ") for line in said)
+    comments = itertools.takewhile(lambda line: line.startswith("-- "), query.splitlines())
+    return " ".join(line.removeprefix("-- ") for line in comments)
 
 
 def _text(name: str) -> str:
@@ -161,8 +161,8 @@ def chosen_questions(names: tuple[str, ...]) -> tuple[Question, ...]:
             f"there is no question {', '.join(unknown) or 'without a name'}:"
             f" give all, or some of {', '.join(QUESTIONS)}"
         )
-    wanted = set(QUESTIONS) if "all" in names else set(names)
-    return tuple(question for name, question in QUESTIONS.items() if name in wanted)
+    chosen = set(QUESTIONS) if "all" in names else set(names)
+    return tuple(question for name, question in QUESTIONS.items() if name in chosen)
 
 
 def definition(query: str) -> str:

@@ -181,9 +181,9 @@ class RoomSums:
         if not room_nids:
             return set()
         others = RoomSums.of(min(room_nids), max(room_nids), [rows])
-        wanted = np.asarray(room_nids, np.int64)
-        differ = self.at(wanted) != others.at(wanted)
-        return set(wanted[differ].tolist())
+        nids = np.asarray(room_nids, np.int64)
+        differ = self.at(nids) != others.at(nids)
+        return set(nids[differ].tolist())
 
     def at(self, room_nids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
         return self._sums[room_nids - self._first]

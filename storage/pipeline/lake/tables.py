@@ -145,8 +145,8 @@ def chosen_tables(names: tuple[str, ...]) -> tuple[MirrorTable, ...]:
             f"a mirror has no table {', '.join(unknown) or 'without a name'}:"
             f" give all, or some of {', '.join(TABLES)}"
         )
-    wanted = set(TABLES) if "all" in names else {*names, ROOMS.name}
-    return tuple(table for name, table in TABLES.items() if name in wanted)
+    chosen = set(TABLES) if "all" in names else {*names, ROOMS.name}
+    return tuple(table for name, table in TABLES.items() if name in chosen)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -160,9 +160,9 @@ def redact_dsns() -> None:
     if spark is None:
         return
     for setting, pattern in ((NAMES, NAME), (TEXTS, TEXT)):
-        given = spark.conf.get(setting, None)
-        if given is None or pattern not in given:
-            spark.conf.set(setting, f"{given}|{pattern}" if given else pattern)
+        redaction = spark.conf.get(setting, None)
+        if redaction is None or pattern not in redaction:
+            spark.conf.set(setting, f"{redaction}|{pattern}" if redaction else pattern)
 
 
 Kind = Literal["numbers", "positions", "outliers", "receipts", "rooms", "room numbers", "ids"]

@@ -59,15 +59,15 @@ def decoded(conn: ArrowConnection, table: pa.Table, column: str) -> pa.Table:
 
 def _resolved(conn: ArrowConnection, stored: list[Any]) -> list[Any]:
     """Return the column with stored forms in place of references to the archive."""
-    places = {
+    references = {
         at: reference
         for at, one in enumerate(stored)
         if (reference := Reference.parse(one)) is not None
     }
-    packs = sorted({one.pack for one in places.values()})
+    packs = sorted({one.pack for one in references.values()})
     urls = {row["pack"]: row["url"] for row in conn.rows(SQL_PACK_URLS, packs)}
-    forms = read_forms(sorted(set(places.values())), urls)
-    return [forms[places[at]] if at in places else one for at, one in enumerate(stored)]
+    forms = read_forms(sorted(set(references.values())), urls)
+    return [forms[references[at]] if at in references else one for at, one in enumerate(stored)]
 
 
 IDS: Final = pa.list_(pa.string())
@@ -212,7 +212,7 @@ def read_rows(
     Each batch is sorted by position, outliers first. It is sorted here because Postgres would write
     the bytes of a page to disk for it.
     """
-    wanted = pa.schema([ARROW_SCHEMA.field(name) for name in columns])
+    schema = pa.schema([ARROW_SCHEMA.field(name) for name in columns])
     edges = not OF_EDGES.isdisjoint(columns)
     for start in range(0, len(event_nids), PAGE):
         table = _ordered(
@@ -224,17 +224,21 @@ def read_rows(
             table = decoded(conn, table, "pdu")
         if edges:
             table = _with_edges(conn, table, states="state_before" in columns)
-        yield from table.select(list(columns)).cast(wanted).combine_chunks().to_batches()
+        yield from table.select(list(columns)).cast(schema).combine_chunks().to_batches()
 
 
 def _ordered(table: pa.Table) -> pa.Table:
     """Sort by position (null first), then by nid: mostly the rows already come in this order."""
     positions = pc.fill_null(_column(table, "stream_ordering", pa.int64()), OUTLIER)
     keys = pa.table({"position": positions, "event_nid": _column(table, "event_nid", pa.int64())})
-    places = pc.sort_indices(
+    indices = pc.sort_indices(
         keys, sort_keys=[("position", "ascending"), ("event_nid", "ascending")]
     )
-    return table if places.equals(pa.array(range(len(places)), places.type)) else table.take(places)
+    return (
+        table
+        if indices.equals(pa.array(range(len(indices)), indices.type))
+        else table.take(indices)
+    )
 
 
 # ------------------------------------------------------------------------------------------------
@@ -296,8 +300,8 @@ KNOWN: Final = {"event_nid": pa.int64(), "event_id": pa.string(), "arrived": pa.
 
 def _offsets(lists: pa.Array) -> pa.Array:
     """Return where each list begins among all elements."""
-    ends = pc.cumulative_sum(pc.list_value_length(lists))
-    return pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
+    sums = pc.cumulative_sum(pc.list_value_length(lists))
+    return pa.concat_arrays([pa.array([0], pa.int32()), sums.cast(pa.int32())])
 
 
 def _column(table: pa.Table, name: str, kind: pa.DataType) -> Any:

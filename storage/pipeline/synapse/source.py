@@ -288,14 +288,14 @@ def _row(
     origin: Origin = "outlier" if row["outlier"] else "backfill" if is_history else "live"
     raw: bytes = (row["json"] or "").encode()
     return ParsedLine(
-        rank, place_of(file, abs(place)), _given(raw, row["room_version"], origin, state), raw
+        rank, place_of(file, abs(place)), _content(raw, row["room_version"], origin, state), raw
     )
 
 
-def _given(
+def _content(
     raw: bytes, version: str | None, origin: Origin, state: list[str] | None
 ) -> LineContent | InvalidEvent:
-    glanced = peek(raw)
-    if glanced is None:
+    header = peek(raw)
+    if header is None:
         return InvalidEvent("not JSON" if raw else "this event has no row in event_json")
-    return LineContent(raw, glanced, version, origin, None if state is None else tuple(state))
+    return LineContent(raw, header, version, origin, None if state is None else tuple(state))
