@@ -92,10 +92,10 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        said = " ".join(
+        text = " ".join(
             [record.getMessage(), *(f"{name}={value}" for name, value in ids(record).items())]
         )
-        line = f"{time_of(record)} {record.levelname} {record.name}: {said}"
+        line = f"{time_of(record)} {record.levelname} {record.name}: {text}"
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 

@@ -90,7 +90,7 @@ class ListedJob(NamedTuple):
     state: str
 
 
-class WantedPurge(NamedTuple):
+class PurgeArguments(NamedTuple):
     """The arguments of the command; ``room_id`` None without ``retention``: resume."""
 
     room_id: str | None
@@ -140,51 +140,51 @@ def command(
     if show_jobs:
         _print_jobs(run(_jobs(dsn)), as_json=as_json)
         return
-    wanted = WantedPurge(room_id, before, before_ts, whole, force, local, retention, dry_run)
+    arguments = PurgeArguments(room_id, before, before_ts, whole, force, local, retention, dry_run)
     with ProgressDisplay(quiet=quiet) as show:
-        work = _purge(dsn, server_name, wanted, show)
+        work = _purge(dsn, server_name, arguments, show)
         purged, swept = run(work, UNCHANGED if dry_run else AGAIN)
     _print_purged(purged, swept, dry_run=dry_run, as_json=as_json)
 
 
 async def _purge(
-    dsn: str | None, server_name: str | None, wanted: WantedPurge, show: Report
+    dsn: str | None, server_name: str | None, arguments: PurgeArguments, show: Report
 ) -> tuple[list[Purged], Swept]:
     """Purge, then remove what was purged from the archive."""
     async with maintained(dsn) as database:
         name = await local_server_name(database, server_name)
-        purged = await _purge_tables(database, name, wanted, show)
-        return purged, Swept() if wanted.dry_run else await sweep_if_free(database, report=show)
+        purged = await _purge_tables(database, name, arguments, show)
+        return purged, Swept() if arguments.dry_run else await sweep_if_free(database, report=show)
 
 
 async def _purge_tables(
-    database: Database, name: str, wanted: WantedPurge, show: Report
+    database: Database, name: str, arguments: PurgeArguments, show: Report
 ) -> list[Purged]:
-    if wanted.retention:
-        purges = purge_retention(database, server_name=name, dry_run=wanted.dry_run, report=show)
+    if arguments.retention:
+        purges = purge_retention(database, server_name=name, dry_run=arguments.dry_run, report=show)
         return [one async for one in purges]
-    if wanted.room_id is None:
+    if arguments.room_id is None:
         return [one async for one in resume(database, server_name=name, report=show)]
-    if wanted.whole:
+    if arguments.whole:
         return [
             await purge_room(
                 database,
-                wanted.room_id,
+                arguments.room_id,
                 server_name=name,
-                force=wanted.force,
-                dry_run=wanted.dry_run,
+                force=arguments.force,
+                dry_run=arguments.dry_run,
                 report=show,
             )
         ]
     return [
         await purge_history(
             database,
-            wanted.room_id,
+            arguments.room_id,
             server_name=name,
-            before_event_id=wanted.before,
-            before_ts=wanted.before_ts,
-            local=wanted.local,
-            dry_run=wanted.dry_run,
+            before_event_id=arguments.before,
+            before_ts=arguments.before_ts,
+            local=arguments.local,
+            dry_run=arguments.dry_run,
             report=show,
         )
     ]
@@ -268,8 +268,8 @@ def _described(job: PurgeJob, state: str) -> str:
     """Return the state with the time of the end, or with the phase and why it stopped."""
     if job.finished_ts is not None:
         return f"{state} {_time(job.finished_ts)}"
-    said = f"{state}: {PHASES.get(job.phase, job.phase)}"
-    return said if job.error is None else f"{said}: {job.error}"
+    text = f"{state}: {PHASES.get(job.phase, job.phase)}"
+    return text if job.error is None else f"{text}: {job.error}"
 
 
 def _time(ts: int) -> str:

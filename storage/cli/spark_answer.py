@@ -123,7 +123,7 @@ def newest_and_forecast(rows: list[dict[str, Any]], limit: int) -> list[dict[str
     ``rows`` are in the order of days.
     """
     counted = [row for row in rows if not row[FORECAST]]
-    ahead = [row for row in rows if row[FORECAST]]
-    step = max(-(-len(ahead) // max(limit // 2, 1)), 1)
-    shown = ahead[::-step][::-1] if limit > 1 else []
+    forecast = [row for row in rows if row[FORECAST]]
+    step = max(-(-len(forecast) // max(limit // 2, 1)), 1)
+    shown = forecast[::-step][::-1] if limit > 1 else []
     return [*counted[-(limit - len(shown)) :], *shown]

@@ -56,10 +56,10 @@ def show(pipeline: ModuleType, session: Callable[[], Any]) -> None:
             rejects=str(base / "rejects"),
             work=str(base / "work"),
         )
-        said = ", ".join(
+        numbers = ", ".join(
             f"{count:,} {outcome}" for outcome, count in summary.outcomes.most_common()
         )
-        say(f"import: {summary.lines:,} lines of {ROOMS} rooms, each of another version: {said}")
+        say(f"import: {summary.lines:,} lines of {ROOMS} rooms, each of another version: {numbers}")
         made = pipeline.export_parquet(spark, dsn, str(base / "export"), partitions=2)
         say(
             f"export: {made.events:,} events, {made.state_deltas:,} state deltas,"

@@ -15,7 +15,7 @@ from storage.cli.common import (
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.output import ExitCode, amount, print_json, print_rows
 from storage.database.connection import Database
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.repair import repair, repair_positions
 from storage.maintenance.verify import Finding, verify
@@ -48,7 +48,7 @@ def command(
     server_name: ServerNameOption = None,
     *,
     room: RoomsOption = None,
-    mend: Annotated[
+    repairing: Annotated[
         bool,
         typer.Option("--repair", help="Rebuild the derived data of the rooms with findings."),
     ] = False,
@@ -60,8 +60,8 @@ def command(
     Exit code 1 if a difference is left.
     """
     with ProgressDisplay(quiet=quiet) as show:
-        work = _verify(dsn, server_name, room, show, mend=mend)
-        reported = run(work, REPAIRED if mend else UNCHANGED)
+        work = _verify(dsn, server_name, room, show, repairing=repairing)
+        reported = run(work, REPAIRED if repairing else UNCHANGED)
     left = sum(not one.repaired for one in reported)
     if as_json:
         print_json({"findings": [_document(one) for one in reported], "left": left})
@@ -110,31 +110,36 @@ def _document(reported: ReportedFinding) -> dict[str, Any]:
 
 
 async def _verify(
-    dsn: str | None, server_name: str | None, rooms: list[str] | None, show: Report, *, mend: bool
+    dsn: str | None,
+    server_name: str | None,
+    rooms: list[str] | None,
+    show: Report,
+    *,
+    repairing: bool,
 ) -> list[ReportedFinding]:
     async with maintained(dsn) as database:
         name = await local_server_name(database, server_name)
-        found = [
+        findings = [
             finding
             async for finding in verify(database, server_name=name, room_ids=rooms, report=show)
         ]
-        if not mend:
-            return [ReportedFinding(finding, repaired=False) for finding in found]
-        return await _repaired(database, name, found, show)
+        if not repairing:
+            return [ReportedFinding(finding, repaired=False) for finding in findings]
+        return await _repaired(database, name, findings, show)
 
 
 async def _repaired(
-    database: Database, server_name: str, found: list[Finding], show: Report
+    database: Database, server_name: str, findings: list[Finding], show: Report
 ) -> list[ReportedFinding]:
     """Repair rooms with repairable findings, and shared data; verify them again.
 
     Raise `StorageCorrupt` where an index is corrupt.
     """
-    await prove_indexes(database, "a repair", report=show)
+    await refuse_corrupt_indexes(database, "a repair", report=show)
     rooms = list(
         dict.fromkeys(
             finding.room_id
-            for finding in found
+            for finding in findings
             if finding.repairable and finding.room_id is not None
         )
     )
@@ -144,13 +149,13 @@ async def _repaired(
             database,
             room_id,
             server_name=server_name,
-            indexes_proven=True,
+            indexes_compared=True,
             report=lambda one: counted.within(one.share),
         )
         counted.add()
-    shared = any(finding.repairable and finding.room_id is None for finding in found)
+    shared = any(finding.repairable and finding.room_id is None for finding in findings)
     if shared:
-        await repair_positions(database, indexes_proven=True)
+        await repair_positions(database, indexes_compared=True)
     left = {
         finding
         async for finding in verify(database, server_name=server_name, room_ids=rooms, report=show)
@@ -158,11 +163,11 @@ async def _repaired(
     if shared:
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
             left |= {finding async for finding in verify_database(conn)}
-    looked_at = {*rooms, *([None] if shared else [])}
+    verified = {*rooms, *([None] if shared else [])}
     old = [
-        ReportedFinding(finding, repaired=finding.room_id in looked_at and finding not in left)
-        for finding in found
+        ReportedFinding(finding, repaired=finding.room_id in verified and finding not in left)
+        for finding in findings
     ]
     return old + [
-        ReportedFinding(finding, repaired=False) for finding in left if finding not in found
+        ReportedFinding(finding, repaired=False) for finding in left if finding not in findings
     ]

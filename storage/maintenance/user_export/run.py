@@ -225,10 +225,12 @@ def row(event: StoredEvent, user_id: str) -> str:
     """Return an event as a row of a room's table."""
     own = ' class="own"' if event.sender == user_id else ""
     sent = time_of(event.json.get("origin_server_ts"))
-    return f"<tr{own}><td>{sent}</td><td>{escape(event.sender)}</td><td>{said(event)}</td></tr>\n"
+    return (
+        f"<tr{own}><td>{sent}</td><td>{escape(event.sender)}</td><td>{html_of(event)}</td></tr>\n"
+    )
 
 
-def said(event: StoredEvent) -> str:
+def html_of(event: StoredEvent) -> str:
     """Return what an event says, in HTML: a text where it has one, else its type."""
     content: dict[str, Any] = event.content
     if event.pruned:
