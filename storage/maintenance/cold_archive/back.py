@@ -28,7 +28,12 @@ from storage.maintenance.cold_archive.pack_rows import (
     packs,
 )
 from storage.maintenance.cold_archive.run import chosen_rooms
-from storage.maintenance.cold_archive.sweep import GRACE_S, SNAPSHOT_GRACES, still_used, sweep_packs
+from storage.maintenance.cold_archive.sweep import (
+    GRACE_S,
+    SNAPSHOT_GRACES,
+    referred_offsets,
+    sweep_packs,
+)
 from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.observability.counters import Counted, Report, silent
 
@@ -139,4 +144,4 @@ async def _return_part(
         changed = await conn.fetchvals(SQL_RETURN, *transposed(rows, 3))
         left = [one for one in entries if one.reference(row.pack) in lost]
         # a record that was removed is lost to nobody
-        return len(changed), len(await still_used(conn, row.pack, left)) if left else 0
+        return len(changed), len(await referred_offsets(conn, row.pack, left)) if left else 0

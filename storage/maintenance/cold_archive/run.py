@@ -288,8 +288,8 @@ async def chosen_rooms(
     conn: Connection, room_ids: Collection[str] | None
 ) -> list[ArchivableRoomRow]:
     """Return these rooms, or all. Raise `UnknownRoom`."""
-    wanted = None if room_ids is None else list(room_ids)
-    rooms = await conn.fetch(SQL_ROOMS, wanted, row=ArchivableRoomRow)
+    ids = None if room_ids is None else list(room_ids)
+    rooms = await conn.fetch(SQL_ROOMS, ids, row=ArchivableRoomRow)
     if unknown := set(room_ids or ()) - {room.room_id for room in rooms}:
         raise UnknownRoom(min(unknown))
     return rooms

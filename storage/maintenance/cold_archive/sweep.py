@@ -61,7 +61,7 @@ ORDER BY g.record_offset
 LIMIT $4::int
 """
 
-SQL_STILL_USED: Final[LiteralString] = """
+SQL_REFERRED: Final[LiteralString] = """
 SELECT i.record_offset
 FROM unnest($1::text[], $2::bigint[], $3::bytea[]) AS i (event_id, record_offset, reference)
 WHERE EXISTS (SELECT FROM events e WHERE e.event_id = i.event_id AND e.json = i.reference)
@@ -188,7 +188,7 @@ async def _sweep_pack(database: Database, row: SweptPackRow, horizon: str, count
             found = await conn.fetch(SQL_REMOVABLE, row.pack, after, horizon, BATCH, row=GarbageRow)
             if not found:
                 return removed
-            used = await still_used(conn, row.pack, found)
+            used = await referred_offsets(conn, row.pack, found)
         unused = [one for one in found if one.record_offset not in used]
         if unused:
             await asyncio.to_thread(erase_ranges, _ranges(row, unused))
@@ -216,16 +216,16 @@ async def _drop_if_unused(database: Database, row: SweptPackRow) -> None:
         )
 
 
-async def still_used(
+async def referred_offsets(
     conn: Connection, pack: int, records: Sequence[GarbageRow | PackEntry]
 ) -> set[int]:
     """Return the offsets of those records to which their event refers."""
-    wanted = [
+    references = [
         (one.event_id, reference.offset, reference.to_bytes())
         for one in records
         for reference in (_reference(pack, one),)
     ]
-    return set(await conn.fetchvals(SQL_STILL_USED, *transposed(wanted, 3)))
+    return set(await conn.fetchvals(SQL_REFERRED, *transposed(references, 3)))
 
 
 def _ranges(row: SweptPackRow, garbage: Sequence[GarbageRow]) -> list[ByteRange]:

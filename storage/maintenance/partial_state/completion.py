@@ -27,7 +27,7 @@ from storage.maintenance.partial_state.positions import (
     put_back,
     replayed,
 )
-from storage.maintenance.purge.removal import SQL_SET_ASIDE, delete
+from storage.maintenance.purge.removal import SQL_MAKE_OUTLIERS, delete
 from storage.maintenance.repair.current import repair_current, repair_entries, repair_state_tables
 from storage.maintenance.repair.graph import repair_extremities, repair_gaps, repair_redactions
 from storage.maintenance.repair.reauthorise import append_again, drop_groups
@@ -168,7 +168,7 @@ async def _take_out(conn: Connection, room: VerifiedRoom, again: EventsToReplay)
     kept = again.with_auth_events(await conn.fetchvals(SQL_IN_STATES, room.nid, nids))
     gone = [nid for nid in nids if nid not in kept]
     await delete(conn, room.nid, gone, gone)
-    await conn.execute(SQL_SET_ASIDE, room.nid, list(kept))
+    await conn.execute(SQL_MAKE_OUTLIERS, room.nid, list(kept))
     await conn.execute(SQL_TAKE_OUT, room.nid, nids)
     await repair_gaps(conn, room)
     await repair_redactions(conn, room)

@@ -184,7 +184,7 @@ async def count(
     job: PurgeJob,
     *,
     deleted: int = 0,
-    set_aside: int = 0,
+    outliers: int = 0,
     swept: int = 0,
     state_groups: int = 0,
     phase: str | None = None,
@@ -194,7 +194,7 @@ async def count(
         SQL_COUNT,
         job.job_id,
         deleted,
-        set_aside,
+        outliers,
         swept,
         state_groups,
         phase or job.phase,
@@ -237,7 +237,7 @@ class PurgeThrottle:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Measure one transaction; set the next batch size by its time under the lock (`held`)."""
+        """Measure one transaction; set the next batch size by its time from `locked` on."""
         start = self._start = perf_counter()
         yield
         took_ms = (perf_counter() - self._start) * 1000
@@ -247,7 +247,7 @@ class PurgeThrottle:
         elif took_ms < HOLD_MS / 2:
             self.batch = min(self.batch * 2, BATCH_MAX)
 
-    def held(self) -> None:
+    def locked(self) -> None:
         """Start the clock: the room is locked from now on, and the wait for it does not count."""
         self._start = perf_counter()
 

@@ -108,11 +108,11 @@ def lifetime_ms(raw: bytes | None, config: Config) -> int | None:
     A value that is no positive integer counts as absent.
     """
     content = {} if raw is None else orjson.loads(raw).get("content")
-    wanted = content.get("max_lifetime") if isinstance(content, dict) else None
-    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted <= 0:
+    lifetime = content.get("max_lifetime") if isinstance(content, dict) else None
+    if not isinstance(lifetime, int) or isinstance(lifetime, bool) or lifetime <= 0:
         return config.retention_lifetime_ms_default or None
-    longest = config.retention_lifetime_ms_max or wanted
-    return max(min(wanted, longest), config.retention_lifetime_ms_min)
+    longest = config.retention_lifetime_ms_max or lifetime
+    return max(min(lifetime, longest), config.retention_lifetime_ms_min)
 
 
 WORK: Final = "a purge"
@@ -164,7 +164,7 @@ class CountRow(NamedTuple):
     """How many of a page of events would be taken, and where the page ends."""
 
     taken: int
-    looked_at: int
+    examined: int
     topological_ordering: int | None
     stream_ordering: int | None
 
@@ -299,9 +299,9 @@ async def purge_retention(
     while after is not None:
         async with database.connection() as conn:
             now_ts = await earlier_now_ms(conn)
-            found, looked_at, after = await policies(conn, database.config, after)
-        counted.add(looked_at - len(found))
-        for policy in found:
+            room_policies, examined, after = await policies(conn, database.config, after)
+        counted.add(examined - len(room_policies))
+        for policy in room_policies:
             before_ts = now_ts - policy.lifetime_ms
             try:
                 purged = await purge_history(
@@ -461,12 +461,12 @@ async def _deltas(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     stream = 0 if job.cut is None else job.cut.stream
 
     async def work(conn: Connection) -> tuple[PurgeJob, int]:
-        gone = int(await conn.fetchval(SQL_DELTAS, job.room_nid, stream, DELTAS))
-        return await job_rows.count(conn, job, phase="deltas"), gone
+        deleted = int(await conn.fetchval(SQL_DELTAS, job.room_nid, stream, DELTAS))
+        return await job_rows.count(conn, job, phase="deltas"), deleted
 
-    gone = DELTAS
-    while gone == DELTAS:
-        job, gone = await context.database.run(work)
+    deleted = DELTAS
+    while deleted == DELTAS:
+        job, deleted = await context.database.run(work)
         await context.pace.rest(job)
     return job
 

@@ -32,11 +32,11 @@ from storage.maintenance.verify.event_columns import (
 )
 from storage.maintenance.verify.event_loader import VerifiedRoom
 from storage.maintenance.verify.graph import (
-    SQL_BEHIND,
     SQL_CONNECTIONS,
-    SQL_ENDS,
+    SQL_EXTREMITIES,
     SQL_GAPS,
-    SQL_NEVER_ENDS,
+    SQL_LAGGING_POSITIONS,
+    SQL_NO_EXTREMITIES,
     SQL_TIME_ORDER,
     SQL_WRONG_REORDERINGS,
     LaggingWriterRow,
@@ -150,9 +150,9 @@ async def _missing_id(conn: Connection, room: VerifiedRoom, gap: WrongGapRow) ->
 async def repair_extremities(conn: Connection, room_nid: int) -> list[int]:
     """Set the forward extremities by the edges, without the dropped ones; return them."""
     await conn.execute(
-        SQL_DROP_NEVER_ENDS, room_nid, await conn.fetchvals(SQL_NEVER_ENDS, room_nid)
+        SQL_DROP_NEVER_ENDS, room_nid, await conn.fetchvals(SQL_NO_EXTREMITIES, room_nid)
     )
-    ends: list[int] = sorted(await conn.fetchvals(SQL_ENDS, room_nid))
+    ends: list[int] = sorted(await conn.fetchvals(SQL_EXTREMITIES, room_nid))
     await conn.execute(SQL_SET_ENDS, room_nid, ends)
     return ends
 
@@ -398,7 +398,7 @@ async def repair_positions(database: Database, *, indexes_compared: bool = False
 
     async def work(conn: Connection) -> None:
         await lock_positions(conn)
-        for row in await conn.fetch(SQL_BEHIND, row=LaggingWriterRow):
+        for row in await conn.fetch(SQL_LAGGING_POSITIONS, row=LaggingWriterRow):
             if row.instance_name is not None:
                 await conn.execute(SQL_SET_POSITION, row.stream_name, row.instance_name, row.latest)
         await set_sequences_forward(conn)

@@ -100,7 +100,7 @@ WHERE e.room_nid = $1::int AND NOT e.outlier AND COALESCE(e.after_gap, false) <>
     PREV_NIDS,
 ).sql
 
-SQL_ENDS: Final[LiteralString] = compose(
+SQL_EXTREMITIES: Final[LiteralString] = compose(
     """
 WITH RECURSIVE
 live AS (
@@ -129,7 +129,7 @@ WHERE NOT EXISTS (SELECT FROM named n WHERE n.event_nid = l.event_nid)
     PREV_NIDS,
 ).sql
 
-SQL_NEVER_ENDS: Final[LiteralString] = """
+SQL_NO_EXTREMITIES: Final[LiteralString] = """
 SELECT d.event_nid
 FROM dropped_extremities d
 LEFT JOIN LATERAL (
@@ -243,25 +243,25 @@ async def check_extremities(conn: Connection, room: VerifiedRoom) -> AsyncIterat
     extremities (`storage.persist.plan.topology`) are left out. The check does not verify
     that they were superseded at the time, only that they could be extremities.
     """
-    never = await conn.fetchvals(SQL_NEVER_ENDS, room.nid)
+    never = await conn.fetchvals(SQL_NO_EXTREMITIES, room.nid)
     names = await event_ids(conn, never)
     for nid in never:
         yield room.finding(
             "dropped_extremities", [names[nid]], "dropped", "an accepted live event of the room"
         )
-    expected = set(await conn.fetchvals(SQL_ENDS, room.nid))
+    expected = set(await conn.fetchvals(SQL_EXTREMITIES, room.nid))
     found = set(room.row.forward_extremities)
     if found != expected:
         ids = await event_ids(conn, found | expected)
         actual = ", ".join(sorted(ids[nid] for nid in found)) or "none"
-        wanted = ", ".join(sorted(ids[nid] for nid in expected)) or "none"
-        yield room.finding("forward_extremities", [room.row.room_id], actual, wanted)
+        right = ", ".join(sorted(ids[nid] for nid in expected)) or "none"
+        yield room.finding("forward_extremities", [room.row.room_id], actual, right)
 
 
 # --------------------------------------------------------------------------------------------------
 # Check what all rooms share: stream positions, sequences, invalid indexes.
 
-SQL_BEHIND: Final[LiteralString] = """
+SQL_LAGGING_POSITIONS: Final[LiteralString] = """
 SELECT f.stream_name, f.instance_name, f.latest, p.stream_id AS position
 FROM (
     SELECT CASE WHEN e.backfilled THEN 'backfill' ELSE 'events' END AS stream_name, w.instance_name,
@@ -356,7 +356,7 @@ class LaggingIdSequenceRow(NamedTuple):
 
 async def check_positions(conn: Connection) -> AsyncIterator[Finding]:
     """Check that no writer's position is behind one of its facts ("stream_positions")."""
-    for row in await conn.fetch(SQL_BEHIND, row=LaggingWriterRow):
+    for row in await conn.fetch(SQL_LAGGING_POSITIONS, row=LaggingWriterRow):
         subject = (row.stream_name, row.instance_name or "unknown writer")
         yield Finding(
             "stream_positions", None, subject, str(row.position), f"at least {row.latest}"

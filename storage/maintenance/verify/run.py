@@ -173,7 +173,7 @@ async def verify(
     async with database.connection() as conn:
         total = await event_total(conn, room_ids)
     counted = Counted(report, "verify", total.rows, "events", total.is_estimate)
-    async for room_id in _given(room_ids) if room_ids is not None else all_rooms(database):
+    async for room_id in _each(room_ids) if room_ids is not None else all_rooms(database):
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
             async for finding in verify_room(
                 conn, room_id, server_name=server_name, counted=counted
@@ -234,6 +234,6 @@ async def all_rooms(database: Database) -> AsyncIterator[str]:
         after = page[-1]
 
 
-async def _given(room_ids: Collection[str]) -> AsyncIterator[str]:
+async def _each(room_ids: Collection[str]) -> AsyncIterator[str]:
     for room_id in room_ids:
         yield room_id

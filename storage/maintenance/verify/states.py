@@ -54,12 +54,12 @@ async def check_states(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fi
     states = await _states(conn, room)
     async for rows in timeline(conn, room.nid):
         parents = await _parents(conn, rows)
-        wanted = {
+        numbers = {
             group
             for row in (*rows, *parents.values())
             for group in (row.state_group_before, row.after)
         }
-        groups = await room.states.load(conn, wanted)
+        groups = await room.states.load(conn, numbers)
         for row in rows:
             lost = [group for group in {row.state_group_before, row.after} if group not in groups]
             for group in lost:
@@ -71,13 +71,13 @@ async def check_states(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fi
                 )
             if lost:
                 continue
-            held = [
+            stored_parents = [
                 parents[nid]
                 for nid in row.prev_events
                 if nid in parents and parents[nid].stream_ordering < row.stream_ordering
             ]
-            if len(held) == len(row.prev_events):
-                async for finding in _before(conn, states, row, held, groups):
+            if len(stored_parents) == len(row.prev_events):
+                async for finding in _before(conn, states, row, stored_parents, groups):
                     yield finding
             for finding in _after(room, row, groups):
                 yield finding
@@ -89,26 +89,26 @@ async def check_current_group(conn: Connection, room: VerifiedRoom) -> AsyncIter
     It is the resolution of the states after them; in a partial room, of those that follow its join.
     """
     number = room.row.current_state_group
-    ends = await conn.fetch(SQL_PARENTS, room.row.forward_extremities, row=TimelineRow)
+    extremities = await conn.fetch(SQL_PARENTS, room.row.forward_extremities, row=TimelineRow)
     groups = await room.states.load(
-        conn, {*(end.after for end in ends), *([] if number is None else [number])}
+        conn, {*(end.after for end in extremities), *([] if number is None else [number])}
     )
     current = None if number is None else groups.get(number)
     if number is not None and current is None:
         yield room.finding(
             "state_groups", [f"state group {number}"], "cannot be read", "a whole path"
         )
-    elif current is not None and not ends and current.entries:
+    elif current is not None and not extremities and current.entries:
         yield room.finding(
             "current_state_group",
             [room.row.room_id],
             f"{len(current.entries)} entries",
             "the empty state",
         )
-    elif current is not None and ends and all(end.after in groups for end in ends):
+    elif current is not None and extremities and all(end.after in groups for end in extremities):
         states = await _states(conn, room)
-        afters = [groups[end.after] for end in ends]
-        latest = max(end.stream_ordering for end in ends)
+        afters = [groups[end.after] for end in extremities]
+        latest = max(end.stream_ordering for end in extremities)
         wrong = await _before_differs(conn, states, current, afters, latest)
         if wrong:
             found, expected = await _described(conn, states, wrong)
@@ -227,8 +227,8 @@ def _after(room: VerifiedRoom, row: TimelineRow, groups: Mapping[int, Group]) ->
         if found
         else "no change"
     )
-    wanted = f"state key {key} set to the event" if changes else "no change"
-    return [room.finding("state_after", [row.event_id], actual, wanted)]
+    expected = f"state key {key} set to the event" if changes else "no change"
+    return [room.finding("state_after", [row.event_id], actual, expected)]
 
 
 # --------------------------------------------------------------------------------------------------
