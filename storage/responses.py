@@ -137,8 +137,10 @@ async def sync(
     in place of ``state``. Unread events count as notifications, as without push rules.
     ``unread_thread_notifications`` (by default as in the filter) gives threads counts of their own.
     """
-    asked = unread_thread_notifications
-    by_thread = found.unread_thread_notifications if asked is None else args.flag(asked, "threads")
+    option = unread_thread_notifications
+    by_thread = (
+        found.unread_thread_notifications if option is None else args.flag(option, "threads")
+    )
     state_name = "state_after" if use_state_after else "state"
     rooms: list[JoinedRoom] = [*found.join.values(), *found.leave.values()]
     events = await _shown(

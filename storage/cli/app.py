@@ -149,7 +149,9 @@ SPARK: Final = CliCommand("spark", "spark", MOVE, ())
 
 
 def _epilog(examples: Sequence[str]) -> str:
-    lines = [one if "room-storage" in one else f"room-storage {one}" for one in examples]
+    lines = [
+        example if "room-storage" in example else f"room-storage {example}" for example in examples
+    ]
     return "\n\n".join(["Examples:", *(f"  {line}" for line in lines)])
 
 
@@ -157,7 +159,7 @@ class CommandModules(Mapping[str, Any]):
     """The commands by name; a command is imported when it is looked up."""
 
     def __init__(self) -> None:
-        self._listed = {one.name: one for one in (*COMMANDS, SPARK)}
+        self._listed = {listed.name: listed for listed in (*COMMANDS, SPARK)}
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:

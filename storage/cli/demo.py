@@ -117,7 +117,8 @@ async def _shown(
         numbers = ", ".join(f"{amount:,} {outcome}" for outcome, amount in outcomes.items())
         yield f"{shape}, version {version}", f"{numbers}, in {seconds:.2f} s"
     findings = [
-        one async for one in verify(store.database, server_name=SERVER_NAME, room_ids=room_ids)
+        finding
+        async for finding in verify(store.database, server_name=SERVER_NAME, room_ids=room_ids)
     ]
     if findings:
         raise StorageCorrupt("the demonstration found a difference", room_id=findings[0].room_id)

@@ -162,9 +162,9 @@ async def _purge_tables(
 ) -> list[Purged]:
     if arguments.retention:
         purges = purge_retention(database, server_name=name, dry_run=arguments.dry_run, report=show)
-        return [one async for one in purges]
+        return [purged async for purged in purges]
     if arguments.room_id is None:
-        return [one async for one in resume(database, server_name=name, report=show)]
+        return [purged async for purged in resume(database, server_name=name, report=show)]
     if arguments.whole:
         return [
             await purge_room(
@@ -192,8 +192,8 @@ async def _purge_tables(
 
 async def _jobs(dsn: str | None) -> list[ListedJob]:
     async with maintained(dsn) as database:
-        found, rooms = await jobs(database), await running(database)
-    return [ListedJob(job, _state(job, is_running=job.room_nid in rooms)) for job in found]
+        purge_jobs, rooms = await jobs(database), await running(database)
+    return [ListedJob(job, _state(job, is_running=job.room_nid in rooms)) for job in purge_jobs]
 
 
 def _state(job: PurgeJob, *, is_running: bool) -> str:
@@ -217,12 +217,12 @@ def _milliseconds(date: str) -> int:
 
 def _print_purged(purged: list[Purged], swept: Swept, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        rooms = [_document(one) for one in purged]
+        rooms = [_document(purge) for purge in purged]
         print_json({"dry_run": dry_run, "rooms": rooms, "archive": swept._asdict()})
         return
-    for one in purged:
-        summary = f"{one.room_id}: {amount(one.events, 'event')}"
-        job = one.job
+    for purge in purged:
+        summary = f"{purge.room_id}: {amount(purge.events, 'event')}"
+        job = purge.job
         more = (
             ""
             if job is None
@@ -245,9 +245,9 @@ def _document(purged: Purged) -> dict[str, Any]:
     }
 
 
-def _print_jobs(found: list[ListedJob], *, as_json: bool) -> None:
+def _print_jobs(listed_jobs: list[ListedJob], *, as_json: bool) -> None:
     if as_json:
-        print_json([job._asdict() | {"state": state} for job, state in found])
+        print_json([job._asdict() | {"state": state} for job, state in listed_jobs])
         return
     rows = [
         (
@@ -257,10 +257,10 @@ def _print_jobs(found: list[ListedJob], *, as_json: bool) -> None:
             _time(job.started_ts),
             _described(job, state),
         )
-        for job, state in found
+        for job, state in listed_jobs
     ]
     print_rows("Purges", ["job", "room", "events", "started (UTC)", "state"], rows, as_json=False)
-    if not found:
+    if not listed_jobs:
         typer.echo("no purges")
 
 

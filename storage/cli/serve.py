@@ -198,8 +198,8 @@ def listening(host: str, port: int, application: WSGIApplication) -> HttpServer:
 
 def refused_address(host: str, port: int, error: OSError) -> str:
     """Return the sentence for an address that cannot be bound."""
-    known = error.errno is not None and error.errno > 0  # those of getaddrinfo are negative
-    reason = os.strerror(error.errno or 0).lower() if known else error.strerror or str(error)
+    has_number = error.errno is not None and error.errno > 0  # those of getaddrinfo are negative
+    reason = os.strerror(error.errno or 0).lower() if has_number else error.strerror or str(error)
     return f"cannot listen on {host}:{port}: {reason}"
 
 

@@ -347,23 +347,23 @@ def statistics(
     You can open the page anywhere.
     """
     with opened_session(dsn, master, conf) as (spark, target):
-        found = pipeline().statistics(
+        summary = pipeline().statistics(
             spark, target, path, top=top, partitions=tasks or 8, stage=_print_stage
         )
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(summary))
         return
     print_values(
-        {name.replace("_", " "): f"{value:,}" for name, value in found.totals.items()},
+        {name.replace("_", " "): f"{value:,}" for name, value in summary.totals.items()},
         as_json=False,
     )
     for title, columns, rows in (
-        ("Events per type", ["type", "events", "bytes"], found.types),
-        ("Largest states", ["name", "room_id", "state_entries", "events"], found.largest_states),
+        ("Events per type", ["type", "events", "bytes"], summary.types),
+        ("Largest states", ["name", "room_id", "state_entries", "events"], summary.largest_states),
         (
             "Most forked rooms",
             ["name", "room_id", "merges", "forward_extremities", "events"],
-            found.most_forked,
+            summary.most_forked,
         ),
     ):
         print_rows(title, columns, [[row[name] for name in columns] for row in rows], as_json=False)
@@ -422,7 +422,9 @@ def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
     package = pipeline()
     sessions = importlib.import_module("storage.pipeline.session")
     sessions.check_java()
-    settings = {"spark.ui.showConsoleProgress": "false"} | dict(setting(one) for one in conf or ())
+    settings = {"spark.ui.showConsoleProgress": "false"} | dict(
+        setting(option) for option in conf or ()
+    )
     with interruptible(), sessions.executor_errors():
         spark_demo.show(package, lambda: sessions.session(master, settings))
 

@@ -80,7 +80,7 @@ def command(
     importlib.import_module("storage.pipeline.lake.questions").chosen_questions(tuple(questions))
     shown = {}
     with session_alone(master, conf, AGAIN) as spark:
-        found = pipeline().answers(
+        answers = pipeline().answers(
             spark,
             mirror,
             tuple(questions),
@@ -89,7 +89,7 @@ def command(
             tasks=tasks or 8,
             keep_hours=keep,
         )
-        for name, answer in found.items():
+        for name, answer in answers.items():
             if output is not None:
                 answer.rows.write.mode("overwrite").parquet(f"{output.rstrip('/')}/{name}")
             if as_json:

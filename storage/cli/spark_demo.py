@@ -67,12 +67,12 @@ def show(pipeline: ModuleType, session: Callable[[], Any]) -> None:
         )
         streamed = _streamed(spark, dsn, base)
         say(f"stream: {streamed:,} events in batches of 1,000, each once")
-        found = pipeline.verify(spark, dsn).count()
-        say(f"verify: {found} differences")
-        if found or streamed + summary.rejects + summary.outcomes["duplicate"] != summary.lines:
+        findings = pipeline.verify(spark, dsn).count()
+        say(f"verify: {findings} differences")
+        if findings or streamed + summary.rejects + summary.outcomes["duplicate"] != summary.lines:
             raise StorageCorrupt(
                 "the demonstration found a difference",
-                findings=found,
+                findings=findings,
                 streamed=streamed,
                 lines=summary.lines,
             )

@@ -62,11 +62,13 @@ def command(
     with ProgressDisplay(quiet=quiet) as show:
         work = _verify(dsn, server_name, room, show, repairing=repairing)
         reported = run(work, REPAIRED if repairing else UNCHANGED)
-    left = sum(not one.repaired for one in reported)
+    left = sum(not report.repaired for report in reported)
     if as_json:
-        print_json({"findings": [_document(one) for one in reported], "left": left})
+        print_json({"findings": [_document(report) for report in reported], "left": left})
     else:
-        rows = [(*_columns(one.finding), "yes" if one.repaired else "no") for one in reported]
+        rows = [
+            (*_columns(report.finding), "yes" if report.repaired else "no") for report in reported
+        ]
         print_rows(
             "Findings",
             ["check", "room", "subject", "found", "expected", "repaired"],
@@ -78,7 +80,7 @@ def command(
             if reported
             else "nothing found"
         )
-        lacking = (one.finding.remedy for one in reported if not one.repaired)
+        lacking = (report.finding.remedy for report in reported if not report.repaired)
         for remedy in dict.fromkeys(lacking):
             typer.echo(f"to repair: {remedy}")
     if left:
@@ -150,7 +152,7 @@ async def _repaired(
             room_id,
             server_name=server_name,
             indexes_compared=True,
-            report=lambda one: counted.within(one.share),
+            report=lambda progress: counted.within(progress.share),
         )
         counted.add()
     shared = any(finding.repairable and finding.room_id is None for finding in findings)

@@ -501,7 +501,7 @@ def _without_extra_keys(line: Line) -> Line:
 def _named_versions(run: Iterable[QueuedLine]) -> dict[str, str]:
     """Return the versions that lines name, by room: they stand before what a create event says."""
     lines = (entry.line for entry in run)
-    return {one.room_id: one.room_version for one in lines if one.room_id and one.room_version}
+    return {line.room_id: line.room_version for line in lines if line.room_id and line.room_version}
 
 
 def _event_ids(line: Line) -> Iterator[EventId]:

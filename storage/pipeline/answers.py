@@ -56,7 +56,7 @@ def answers(
     names = tuple(question.name for question in chosen_questions(questions))
     answers_folder = folder or f"{path.rstrip('/')}/answers"
     run: Any = lake_module("answering").run
-    found: dict[str, MirrorAnswer] = run(
+    by_question: dict[str, MirrorAnswer] = run(
         spark, path, names, answers_folder, full=full, tasks=tasks, keep_hours=keep_hours
     )
-    return found
+    return by_question

@@ -226,8 +226,8 @@ def _read_manifest(name: str, text: bytes) -> Export:
 
 
 def _manifests(where: Any, folder: str) -> list[Any]:
-    found = where.get_file_info(fs.FileSelector(f"{folder}/manifests", allow_not_found=True))
-    return [info for info in found if info.base_name.endswith(".json")]
+    infos = where.get_file_info(fs.FileSelector(f"{folder}/manifests", allow_not_found=True))
+    return [info for info in infos if info.base_name.endswith(".json")]
 
 
 def _number(name: str) -> int:
@@ -260,10 +260,10 @@ def _ranges(dsn: str, tokens: tuple[str, str], partitions: int) -> list[ExportRa
         first, last = room_numbers(conn)
     positions = _split(bounds.after + 1, bounds.upto, partitions, EVENTS_EACH)
     rooms = _split(first, last, partitions, ROOMS_PER_STATEMENT)
-    found = [("events", *pair, False) for pair in positions]
-    found += [("events", *pair, True) for pair in rooms]
-    found += [(name, *pair, False) for name in ("state_deltas", "visibility") for pair in rooms]
-    return [ExportRange(number, *one) for number, one in enumerate(found)]
+    spans = [("events", *pair, False) for pair in positions]
+    spans += [("events", *pair, True) for pair in rooms]
+    spans += [(name, *pair, False) for name in ("state_deltas", "visibility") for pair in rooms]
+    return [ExportRange(number, *span) for number, span in enumerate(spans)]
 
 
 def _split(first: int, last: int, most: int, each: int) -> list[tuple[int, int]]:
@@ -386,11 +386,11 @@ class ExportTask:
 def _by_day(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Yield the rows by day of receipt, in order of days."""
     days = pc.divide(table.column("received_ts"), DAY_MS)
-    found = sorted(pc.unique(days).to_pylist())
-    for day in found:
+    days_of_rows = sorted(pc.unique(days).to_pylist())
+    for day in days_of_rows:
         yield (
             str(EPOCH + timedelta(days=day)),
-            table if len(found) == 1 else table.filter(pc.equal(days, day)),
+            table if len(days_of_rows) == 1 else table.filter(pc.equal(days, day)),
         )
 
 

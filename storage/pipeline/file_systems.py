@@ -29,8 +29,8 @@ RENAMED_AT_ONCE: Final = 16
 
 def opened(path: str) -> tuple[Any, str]:
     """Return the file system of a path, and the path in it. Raise `InputError`."""
-    scheme, found, rest = path.partition("://")
-    if not found:
+    scheme, separator, rest = path.partition("://")
+    if not separator:
         return fs.LocalFileSystem(), path
     url = f"{HADOOP_NAMES.get(scheme, scheme)}://{rest}"
     try:
@@ -47,8 +47,8 @@ def _of_url(url: str) -> tuple[Any, str]:
             raise
         import fsspec  # noqa: PLC0415  # of the extra `archive`
 
-        found, at = fsspec.core.url_to_fs(url)
-        where = fs.PyFileSystem(fs.FSSpecHandler(found))
+        file_system, at = fsspec.core.url_to_fs(url)
+        where = fs.PyFileSystem(fs.FSSpecHandler(file_system))
     return where, str(at)
 
 
@@ -59,8 +59,8 @@ def below(path: str, name: str) -> str:
     """
     if "://" not in path:
         return f"{path.rstrip('/')}/{name}"
-    base, found, query = path.partition("?")
-    return f"{base.rstrip('/')}/{quote(name, safe=SAFE)}{found}{query}"
+    base, separator, query = path.partition("?")
+    return f"{base.rstrip('/')}/{quote(name, safe=SAFE)}{separator}{query}"
 
 
 @contextmanager

@@ -243,7 +243,9 @@ def _assigned(
     total = counts["events"] if room_ids is None else sum(sizes.values())
     count = tasks or max(parallelism(spark), ceil(total / EVENTS_EACH))
     if room_ids is None:
-        sizes = {one: size for one, size in sizes.items() if size > total / count / LARGE_SHARE}
+        sizes = {
+            room_id: size for room_id, size in sizes.items() if size > total / count / LARGE_SHARE
+        }
     work: list[list[Any]] = [[] for _ in range(count)]
     for room_id, task in (dict.fromkeys(also, 0) | assign_rooms(sizes, count, total)).items():
         work[task].append(room_id)
@@ -279,8 +281,8 @@ async def _verified_all(
 ) -> pa.RecordBatch:
     async with _opened(dsn, config) as database:
         name = await local_server_name(database, server_name)
-        found = [row for room_id in rooms async for row in _verified(database, room_id, name)]
-    return pa.RecordBatch.from_pylist(found, schema=FINDINGS)
+        findings = [row for room_id in rooms async for row in _verified(database, room_id, name)]
+    return pa.RecordBatch.from_pylist(findings, schema=FINDINGS)
 
 
 @asynccontextmanager

@@ -115,9 +115,9 @@ async def _return(
     if row.state in {"writing", "deleting"}:  # nothing refers to it
         return 0, 0
     entries = [
-        one
-        for one in await index_of(row.pack, row.url)
-        if room_ids is None or one.room_id in room_ids
+        entry
+        for entry in await index_of(row.pack, row.url)
+        if room_ids is None or entry.room_id in room_ids
     ]
     events = lost = 0
     for start in range(0, len(entries), BATCH):
@@ -134,14 +134,14 @@ async def _return_part(
     database: Database, row: PackRow, entries: Sequence[PackEntry]
 ) -> tuple[int, int]:
     async with database.connection() as conn:
-        forms = await stored_forms(conn, {one.reference(row.pack) for one in entries})
+        forms = await stored_forms(conn, {entry.reference(row.pack) for entry in entries})
         lost = {reference for reference, form in forms.items() if isinstance(form, LostBytes)}
         rows = [
-            (one.event_id, reference.to_bytes(), forms[reference])
-            for one in entries
-            if (reference := one.reference(row.pack)) not in lost
+            (entry.event_id, reference.to_bytes(), forms[reference])
+            for entry in entries
+            if (reference := entry.reference(row.pack)) not in lost
         ]
         changed = await conn.fetchvals(SQL_RETURN, *transposed(rows, 3))
-        left = [one for one in entries if one.reference(row.pack) in lost]
+        left = [entry for entry in entries if entry.reference(row.pack) in lost]
         # a record that was removed is lost to nobody
         return len(changed), len(await referred_offsets(conn, row.pack, left)) if left else 0

@@ -344,7 +344,8 @@ def read_index(url: str) -> list[PackEntry]:
 
 def _columns(pack: int, entries: Iterable[PackEntry]) -> list[list[object]]:
     rows = [
-        (one.event_id, one.offset, one.length, one.reference(pack).to_bytes()) for one in entries
+        (entry.event_id, entry.offset, entry.length, entry.reference(pack).to_bytes())
+        for entry in entries
     ]
     return transposed(rows, 4)
 

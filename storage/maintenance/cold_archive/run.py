@@ -203,14 +203,14 @@ async def archive_events(
         rooms = await chosen_rooms(conn, room_ids)
         if dry_run:
             await own_folders(conn, await folders_in_use(conn, folder), claim=False)
-    found = _candidates(database, rooms, now - older_than_ms, limit, report)
+    candidates = _candidates(database, rooms, now - older_than_ms, limit, report)
     if dry_run:
-        sizes = [len(one.stored) async for one in found]
+        sizes = [len(candidate.stored) async for candidate in candidates]
         return Archived(events=len(sizes), bytes=sum(sizes))
     async with alone(database, target=folder, take_over=take_over):
         await refuse_corrupt_indexes(database, "archiving", TABLES, report=report)
         await finish_killed(database)
-        done = await _archive(database, found, folder, pack_bytes)
+        done = await _archive(database, candidates, folder, pack_bytes)
         swept = await sweep_packs(database, grace_s=grace_s, report=report)
         await drop_empty(database, SNAPSHOT_GRACES * grace_s)
     logger.info("archived %s events", done.events, extra={"packs": done.packs})
@@ -218,17 +218,19 @@ async def archive_events(
 
 
 async def _archive(
-    database: Database, found: AsyncIterator[Candidate], folder: str, pack_bytes: int
+    database: Database, candidates: AsyncIterator[Candidate], folder: str, pack_bytes: int
 ) -> Archived:
     done = Archived()
     builder: PackBuilder | None = None
     packed = list[PackedEvent]()
-    async for one in found:
+    async for candidate in candidates:
         if builder is None:
             async with database.connection() as conn:
                 builder = PackBuilder(await conn.fetchval(SQL_NEW_PACK))
-        reference = builder.add(one.room_id, one.event_id, one.stored)
-        packed.append(PackedEvent(one.event_nid, sha256(one.stored).digest(), reference))
+        reference = builder.add(candidate.room_id, candidate.event_id, candidate.stored)
+        packed.append(
+            PackedEvent(candidate.event_nid, sha256(candidate.stored).digest(), reference)
+        )
         if builder.size >= pack_bytes or len(packed) >= PACK_EVENTS:
             done = _sum(done, await _store(database, builder, packed, folder))
             builder, packed = None, []
@@ -258,13 +260,13 @@ async def _store(
         changed |= await _refer(database, pack, packed[start : start + BATCH])
     unused = [
         entry
-        for one, entry in zip(packed, builder.entries, strict=True)
-        if one.event_nid not in changed
+        for event, entry in zip(packed, builder.entries, strict=True)
+        if event.event_nid not in changed
     ]
     await note_unused(database, pack, unused)
     async with database.connection() as conn:
         await conn.execute(SQL_SET_STATE, pack, "complete")
-    size = sum(one.reference.length for one in packed if one.event_nid in changed)
+    size = sum(event.reference.length for event in packed if event.event_nid in changed)
     return Archived(len(changed), size, 1, len(unused))
 
 
@@ -277,7 +279,7 @@ def _write(url: str, data: bytes) -> None:
 async def _refer(database: Database, pack: int, packed: Sequence[PackedEvent]) -> set[int]:
     """Change these events to refer to the pack; return those that still held what it has."""
     began = time.monotonic()
-    rows = [(one.event_nid, one.digest, one.reference.to_bytes()) for one in packed]
+    rows = [(event.event_nid, event.digest, event.reference.to_bytes()) for event in packed]
     async with database.connection() as conn:
         changed = await conn.fetchvals(SQL_REFER, pack, *transposed(rows, 3))
     await asyncio.sleep(time.monotonic() - began)

@@ -152,7 +152,7 @@ async def missed_rows(conn: Connection, index: BlockRangesRow, through_table: st
     if not ranges:
         return None
     await conn.execute(THROUGH_BLOCK_RANGES)
-    always = await _always_read(conn, index, max(ranges, key=lambda one: one.last).last)
+    always = await _always_read(conn, index, max(ranges, key=lambda keys: keys.last).last)
     if always is None:
         return "not compared: Postgres does not search by it"
     keys = keys_of(ranges, always / index.range_pages)
@@ -164,10 +164,10 @@ async def missed_rows(conn: Connection, index: BlockRangesRow, through_table: st
 
 def difference(key: str, periods: Sequence[Period], counts: Sequence[int]) -> str | None:
     """Return which rows a search misses, in words, or None if it finds all."""
-    short = [one for one, rows in zip(periods, counts, strict=True) if rows != one.rows]
+    short = [period for period, rows in zip(periods, counts, strict=True) if rows != period.rows]
     if not short:
         return None
-    rows = sum(one.rows for one in periods)
+    rows = sum(period.rows for period in periods)
     return (
         f"{sum(counts)} of {rows} rows are found by {key}: some from {short[0].first} to"
         f" {short[0].last} are missed"
@@ -181,7 +181,7 @@ def keys_of(ranges: Sequence[Keys], always_read: float) -> list[int]:
     all, until the searches of all periods keep to the limits. ``always_read``: the ranges that each
     search reads.
     """
-    keys = sorted({key for one in ranges for key in one})
+    keys = sorted({key for pair in ranges for key in pair})
     while keys and (
         len(keys) > KEYS_MAX
         or ranges_read(ranges, keys) + (2 * len(keys) + 1) * always_read > READS_MAX * len(ranges)
@@ -192,7 +192,10 @@ def keys_of(ranges: Sequence[Keys], always_read: float) -> list[int]:
 
 def ranges_read(ranges: Sequence[Keys], keys: Sequence[int]) -> int:
     """Return how many ranges the searches of all periods read, each as often as it is read."""
-    return sum(_number(keys, one.last) - _number(keys, one.first) + 1 for one in ranges)
+    return sum(
+        _number(keys, block_range.last) - _number(keys, block_range.first) + 1
+        for block_range in ranges
+    )
 
 
 def _number(keys: Sequence[int], key: int) -> int:
@@ -247,6 +250,6 @@ async def _search_counts(
     counts: list[int] = []
     for at in range(0, len(periods), TOGETHER):
         part = periods[at : at + TOGETHER]
-        bounds = [one.first for one in part], [one.last for one in part]
+        bounds = [period.first for period in part], [period.last for period in part]
         counts += await conn.fetchvals(index.of_periods, *bounds)
     return counts

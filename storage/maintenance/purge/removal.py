@@ -223,10 +223,10 @@ async def follow(conn: Connection, keeping: References, removal: Removal) -> lis
         await _open_gaps(conn, keeping, removed)
     deleted = {*nids, *keeping.deleted}
     waiting = [
-        (one, row.event_id)
+        (redaction, row.event_id)
         for row in removed
-        for one in keeping.redactions.get(row.event_id, ())
-        if one not in deleted
+        for redaction in keeping.redactions.get(row.event_id, ())
+        if redaction not in deleted
     ]
     purged_upto = max((row.stream_ordering for row in removed if not row.backfilled), default=None)
     named = {
@@ -240,8 +240,8 @@ async def follow(conn: Connection, keeping: References, removal: Removal) -> lis
             nids,
             purged_upto,
             list(named),
-            [one for one, _ in waiting],
-            [one for _, one in waiting],
+            [redaction for redaction, _ in waiting],
+            [event_id for _, event_id in waiting],
         )
     return [*(row.event_id for row in removed), *changed]
 
@@ -277,7 +277,7 @@ async def _open_gaps(
             SQL_OPEN_GAPS,
             keeping.room_nid,
             [nid for nid, _, _ in gaps],
-            [one for _, one, _ in gaps],
+            [event_id for _, event_id, _ in gaps],
             texts,
             naming,
         )

@@ -94,12 +94,12 @@ async def policies(
     Return also the number of rooms, and the last room id, to continue from, or None.
     """
     rows = await conn.fetch(SQL_POLICIES, after, row=PolicyRow)
-    found = [
+    room_policies = [
         Policy(row.room_id, lifetime)
         for row in rows
         if (lifetime := lifetime_ms(row.raw, config)) is not None
     ]
-    return found, len(rows), rows[-1].room_id if rows else None
+    return room_policies, len(rows), rows[-1].room_id if rows else None
 
 
 def lifetime_ms(raw: bytes | None, config: Config) -> int | None:

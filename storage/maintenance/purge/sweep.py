@@ -197,24 +197,24 @@ class RetainedEvents:
             nid = queue.pop()
             if nid not in self.needed:
                 self.needed.add(nid)
-                queue.extend(one for one in self.rows[nid].named if one in self.rows)
+                queue.extend(named for named in self.rows[nid].named if named in self.rows)
 
     def free(self) -> list[int]:
         """Return the events that nothing needs, each before those that it names."""
         free = self.rows.keys() - self.needed
         naming = dict.fromkeys(free, 0)
         for nid in free:
-            for one in set(self.rows[nid].named) & free:
-                naming[one] += 1
+            for named in set(self.rows[nid].named) & free:
+                naming[named] += 1
         queue = sorted(nid for nid, number in naming.items() if not number)
         ordered: list[int] = []
         while queue:
             nid = queue.pop()
             ordered.append(nid)
-            for one in set(self.rows[nid].named) & free:
-                naming[one] -= 1
-                if not naming[one]:
-                    queue.append(one)
+            for named in set(self.rows[nid].named) & free:
+                naming[named] -= 1
+                if not naming[named]:
+                    queue.append(named)
         return ordered
 
 
@@ -274,9 +274,9 @@ async def _roots(conn: Connection, retained: RetainedEvents) -> None:
         after = (rows[-1].topological_ordering, rows[-1].stream_ordering)
     at = 0
     while outliers := await conn.fetch(SQL_OUTLIERS, room_nid, at, PAGE, row=NamingRow):
-        for one in outliers:
-            if one.nid not in retained.rows:
-                retained.need(one.event_nids)
+        for outlier in outliers:
+            if outlier.nid not in retained.rows:
+                retained.need(outlier.event_nids)
         at = outliers[-1].nid
 
 

@@ -232,7 +232,9 @@ def _check_positions(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) ->
             yield room.finding("auth_chains", [row.event_id], "no position", "a position")
         for auth in {*row.auth_events} & left.keys():
             left[auth] -= 1
-        for done in [one for one in {nid, *row.auth_events} & left.keys() if left[one] <= 0]:
+        for done in [
+            related for related in {nid, *row.auth_events} & left.keys() if left[related] <= 0
+        ]:
             reaches.pop(done, None)
 
 
@@ -280,18 +282,21 @@ def _differences(
             )
         )
     reached: Reach = {}
-    for one in [before, *(cover.events.get(target) for target in cover.links.get(position, ()))]:
-        if one is None:
+    for auth_nid in [
+        before,
+        *(cover.events.get(target) for target in cover.links.get(position, ())),
+    ]:
+        if auth_nid is None:
             continue
-        if one in auth:
-            _add(reached, reaches.get(one, {}))
-            _add(reached, dict([cover.positions[one]]))
-        elif one != before:
-            wrong.append((f"a link to {graph.name(one)}", "links to its auth events only"))
-    for one in auth:
-        target = cover.positions.get(one)
+        if auth_nid in auth:
+            _add(reached, reaches.get(auth_nid, {}))
+            _add(reached, dict([cover.positions[auth_nid]]))
+        elif auth_nid != before:
+            wrong.append((f"a link to {graph.name(auth_nid)}", "links to its auth events only"))
+    for auth_nid in auth:
+        target = cover.positions.get(auth_nid)
         if target is None or target.sequence_number > reached.get(target.chain_nid, 0):
-            wrong.append((f"{graph.name(one)} not reached", "every auth event reached"))
+            wrong.append((f"{graph.name(auth_nid)} not reached", "every auth event reached"))
     return wrong
 
 

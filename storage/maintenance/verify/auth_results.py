@@ -145,7 +145,7 @@ class Resolver:
         difference = {nid for nid in difference if not self._graph.reached_by(nid, common)}
         stored = await self._contents.load(conn, difference.union(*values))
         await self._contents.load_keys(conn, keys)
-        ids = {nid: one.event.event_id for nid, one in stored.items()}
+        ids = {nid: loaded.event.event_id for nid, loaded in stored.items()}
         conflicted = {
             self._contents.keys[key]: {
                 ids[group.entries[key]] for group in groups if group.entries.get(key) in ids
@@ -166,8 +166,12 @@ class Resolver:
         ids: dict[int, EventId] = {}
         while True:
             unconflicted = UnconflictedIds(base.entries, conflict.keys, self._contents, ids)
-            events: dict[EventId, Event] = {event_id: one.event for event_id, one in stored.items()}
-            rejected = {event_id for event_id, one in stored.items() if eyes.see_rejected(one)}
+            events: dict[EventId, Event] = {
+                event_id: content.event for event_id, content in stored.items()
+            }
+            rejected = {
+                event_id for event_id, content in stored.items() if eyes.see_rejected(content)
+            }
             arguments = (
                 self._room_version,
                 unconflicted,
@@ -191,7 +195,7 @@ class Resolver:
             stored.update(loaded_now)
             await self._contents.load_key_nids(conn, unconflicted.keys_to_load)
             state = await self._contents.load(conn, unconflicted.nids_to_load)
-            ids |= {nid: one.event.event_id for nid, one in state.items()}
+            ids |= {nid: content.event.event_id for nid, content in state.items()}
             ids |= {nid: EventId(f"nid {nid}") for nid in unconflicted.nids_to_load - ids.keys()}
 
     @staticmethod
@@ -323,7 +327,7 @@ async def _authorise(
         conn, (nid for stored in events.values() for nid in stored.auth_nids)
     )
     named = await contents.load_ids(
-        conn, {one for stored in events.values() for one in _implied(stored.event)}
+        conn, {event_id for stored in events.values() for event_id in _implied(stored.event)}
     )
     needed = {
         nid: {CREATE_KEY, *keys_needed(stored.event)}
@@ -337,9 +341,9 @@ async def _authorise(
     )
     findings: list[Finding] = []
     for nid, stored in events.items():
-        cited = [auth[one] for one in stored.auth_nids if one in auth]
-        implied = [named[one] for one in _implied(stored.event) if one in named]
-        cited += [one for one in implied if one not in cited]
+        cited = [auth[cited_nid] for cited_nid in stored.auth_nids if cited_nid in auth]
+        implied = [named[event_id] for event_id in _implied(stored.event) if event_id in named]
+        cited += [content for content in implied if content not in cited]
         entries = state_nids.get(nid)
         state = (
             None
@@ -380,12 +384,14 @@ def _rule(reason: str | None) -> str | None:
 def _verdict(case: AuthCase, eyes: LoadedLookup) -> str | None:
     """Return why an event is rejected, or None."""
     event = case.stored.event
-    others = [one for one in case.creates if one != event.event_id]
+    others = [event_id for event_id in case.creates if event_id != event.event_id]
     if event.type == CREATE and others and (case.stored.rejected or "").startswith("create.second"):
         return f"create.second: the room has the create event {others[0]}"
-    rejected = {one.event.event_id for one in case.auth if eyes.see_rejected(one)}
+    rejected = {content.event.event_id for content in case.auth if eyes.see_rejected(content)}
     try:
-        check_auth_events(event, {one.event.event_id: one.event for one in case.auth}, rejected)
+        check_auth_events(
+            event, {content.event.event_id: content.event for content in case.auth}, rejected
+        )
         if case.state is not None and event.type != CREATE:
             check(event, case.state, event.room_version)
     except AuthDenied as denied:

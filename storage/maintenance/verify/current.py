@@ -158,7 +158,8 @@ async def check_current_state(conn: Connection, room: VerifiedRoom) -> AsyncIter
             None if nid is None else (nid, membership)
         ):
             ids = await event_ids(
-                conn, [one for one in (nid, row and row.event_nid) if one is not None]
+                conn,
+                [event_nid for event_nid in (nid, row and row.event_nid) if event_nid is not None],
             )
             actual = (
                 "nothing"

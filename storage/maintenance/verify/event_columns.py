@@ -209,8 +209,8 @@ def _auth_events(row: ContentsRow, event: Event, ids: Mapping[int, str]) -> list
     listed: list[str] = list(dict.fromkeys(event.auth_event_ids))
     if row.is_rejected and len(listed) == len(row.auth_events):
         return [
-            ids[nid] if ids[nid] == unknown(nid) else one
-            for nid, one in zip(row.auth_events, listed, strict=True)
+            ids[nid] if ids[nid] == unknown(nid) else listed_id
+            for nid, listed_id in zip(row.auth_events, listed, strict=True)
         ]
     return listed
 

@@ -363,12 +363,16 @@ class EventLoader:
         self, conn: Connection, ids: Iterable[EventId]
     ) -> dict[EventId, StoredContent]:
         event_ids = set(ids)
-        lacking = [one for one in event_ids if one not in self._nids]
+        lacking = [event_id for event_id in event_ids if event_id not in self._nids]
         nids = dict(await conn.fetch(SQL_NIDS_OF, lacking, row=IdRow)) if lacking else {}
         stored = await self.load(
-            conn, [*nids.values(), *(self._nids[one] for one in event_ids if one in self._nids)]
+            conn,
+            [
+                *nids.values(),
+                *(self._nids[event_id] for event_id in event_ids if event_id in self._nids),
+            ],
         )
-        return {one.event.event_id: one for one in stored.values()}
+        return {content.event.event_id: content for content in stored.values()}
 
     async def load_keys(self, conn: Connection, state_key_nids: Iterable[int]) -> None:
         """Load the names of these state keys into `keys`.
@@ -511,8 +515,8 @@ def _create_event(row: VerifiedRoomRow, creates: list[CreateRow]) -> CreateRow |
     It is the one that the room id names, or the only one. Censored bytes do not give it.
     """
     named = [create for create in creates if create.event_id == "$" + row.room_id[1:]]
-    found = named or [create for create in creates if create.rejected is None] or creates
-    return found[0] if len(found) == 1 and found[0].encoding == AS_RECEIVED else None
+    candidates = named or [create for create in creates if create.rejected is None] or creates
+    return candidates[0] if len(candidates) == 1 and candidates[0].encoding == AS_RECEIVED else None
 
 
 def _may_be(version: str, raw: bytes, room_id: str) -> bool:

@@ -537,11 +537,11 @@ async def check_doubled(conn: Connection, room: VerifiedRoom) -> AsyncIterator[F
 async def doubled_events(conn: Connection, room_nid: int) -> dict[str, list[int]]:
     """Return the ids that several rows have, one of them in this room, with these rows."""
     nids: list[int] = await conn.fetchvals(SQL_NIDS, room_nid)
-    found: dict[str, list[int]] = {}
+    doubled: dict[str, list[int]] = {}
     for start in range(0, len(nids), BATCH):
         rows = await conn.fetch(SQL_DOUBLED, nids[start : start + BATCH], row=DoubledRow)
-        found.update((row.event_id, row.event_nids) for row in rows)
-    return found
+        doubled.update((row.event_id, row.event_nids) for row in rows)
+    return doubled
 
 
 def _times(count: int) -> str:

@@ -83,10 +83,10 @@ async def check_archive(conn: Connection) -> AsyncIterator[Finding]:
             yield Finding(CHECK, None, (f"pack {row.pack}", row.url), wrong, "a whole pack")
     if await conn.fetchval(SQL_IS_RUNNING):
         return  # it writes files that this snapshot does not know
-    known = {row.url for row in rows}
-    for folder in sorted({folder_of(url) for url in known}):
+    urls = {row.url for row in rows}
+    for folder in sorted({folder_of(url) for url in urls}):
         for url in await asyncio.to_thread(list_files, folder):
-            if url not in known:
+            if url not in urls:
                 yield Finding(CHECK, None, (url,), "a file that no pack has", "no file")
 
 
@@ -196,15 +196,15 @@ async def verify_room(
     """
     room = await read_room(conn, room_id, server_name)
     size = 0 if counted is None else (await event_total(conn, [room_id])).rows
-    found = set[Finding]()
+    reported = set[Finding]()
     if broken := await broken_paths(conn, room):
         for finding in broken:
             yield finding
         return
     for check in ROOM_CHECKS:
         async for finding in check(conn, room):
-            if finding not in found:
-                found.add(finding)
+            if finding not in reported:
+                reported.add(finding)
                 yield finding
         if counted is not None:
             counted.add(size / len(ROOM_CHECKS))

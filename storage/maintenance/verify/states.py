@@ -124,10 +124,10 @@ async def _states(conn: Connection, room: VerifiedRoom) -> StateCheck:
 
 
 async def _parents(conn: Connection, rows: Sequence[TimelineRow]) -> dict[int, TimelineRow]:
-    known = {row.event_nid: row for row in rows}
-    lacking = {nid for row in rows for nid in row.prev_events} - known.keys()
-    found = await conn.fetch(SQL_PARENTS, list(lacking), row=TimelineRow)
-    return known | {row.event_nid: row for row in found}
+    parents = {row.event_nid: row for row in rows}
+    lacking = {nid for row in rows for nid in row.prev_events} - parents.keys()
+    parent_rows = await conn.fetch(SQL_PARENTS, list(lacking), row=TimelineRow)
+    return parents | {row.event_nid: row for row in parent_rows}
 
 
 async def _before(
@@ -219,11 +219,12 @@ def _after(room: VerifiedRoom, row: TimelineRow, groups: Mapping[int, Group]) ->
         changes: dict[int, int] = {}
     else:
         changes = {} if before.entries.get(key) == row.event_nid else {key: row.event_nid}
-    found = {one: after.entries.get(one, 0) for one in changed_keys(before, after)}
+    found = {key_nid: after.entries.get(key_nid, 0) for key_nid in changed_keys(before, after)}
     if found == changes:
         return []
+    keys = sorted(found)
     actual = (
-        f"changes state keys {sorted(found)} to nids {[found[one] for one in sorted(found)]}"
+        f"changes state keys {keys} to nids {[found[key_nid] for key_nid in keys]}"
         if found
         else "no change"
     )

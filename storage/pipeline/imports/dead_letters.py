@@ -51,11 +51,11 @@ def refuse_others(path: str) -> None:
     """
     where, inner = opened(path)
     with io_errors(path, "written to"):
-        found = where.get_file_info(fs.FileSelector(inner, allow_not_found=True))
-    for one in found:
-        if not (one.is_file and OWN_FILES.fullmatch(one.base_name)):
+        infos = where.get_file_info(fs.FileSelector(inner, allow_not_found=True))
+    for info in infos:
+        if not (info.is_file and OWN_FILES.fullmatch(info.base_name)):
             raise InputError(
-                f"{path} has {one.base_name}, which is not from an import: rejects replace all "
+                f"{path} has {info.base_name}, which is not from an import: rejects replace all "
                 "that is in their folder, so name a new one"
             )
 

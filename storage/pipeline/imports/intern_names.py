@@ -131,7 +131,9 @@ class BundleReader:
         """
         self._fetched.clear()
         left = FETCHED_BYTES_MAX
-        for some in neighbours(one for one in locations if one.length <= SMALL_BYTES_MAX):
+        for some in neighbours(
+            location for location in locations if location.length <= SMALL_BYTES_MAX
+        ):
             first = some[0].start
             length = some[-1].start + some[-1].length - first
             left -= length
@@ -143,8 +145,8 @@ class BundleReader:
                 self._fetched[one] = data[at : at + one.length]
 
     def get(self, location: BundleLocation) -> bytes:
-        found = self._fetched.get(location)
-        return self._read(location) if found is None else found
+        fetched = self._fetched.get(location)
+        return self._read(location) if fetched is None else fetched
 
     def _read(self, location: BundleLocation) -> bytes:
         with io_errors(self._work, "read"):
@@ -169,21 +171,21 @@ class BundleReader:
 def neighbours(locations: Iterable[BundleLocation]) -> Iterator[list[BundleLocation]]:
     """Yield the bundles of each request, in order of files and positions."""
     some: list[BundleLocation] = []
-    for one in sorted(locations):
-        if some and not _is_near(some, one):
+    for location in sorted(locations):
+        if some and not _is_near(some, location):
             yield some
             some = []
-        some.append(one)
+        some.append(location)
     if some:
         yield some
 
 
-def _is_near(some: list[BundleLocation], one: BundleLocation) -> bool:
+def _is_near(some: list[BundleLocation], location: BundleLocation) -> bool:
     first, last = some[0], some[-1]
     return (
-        one.file == last.file
-        and one.start - last.start - last.length <= UNWANTED_BYTES_MAX
-        and one.start + one.length - first.start <= REQUEST_BYTES_MAX
+        location.file == last.file
+        and location.start - last.start - last.length <= UNWANTED_BYTES_MAX
+        and location.start + location.length - first.start <= REQUEST_BYTES_MAX
     )
 
 
@@ -231,17 +233,19 @@ async def intern(
             types.add(relation.rel_type)
     await _types(conn, blocks, names, sorted(types - names.types.keys()))
     await _principals(
-        conn, blocks, names, sorted(one for one in principals - names.principals.keys() if one)
+        conn, blocks, names, sorted(name for name in principals - names.principals.keys() if name)
     )
     pairs = {(names.types[type_name], state_key) for type_name, state_key in keys}
     await _state_keys(conn, blocks, names, sorted(pairs - names.state_keys.keys()))
 
 
-async def members_known(
+async def missing_members(
     conn: Connection, names: InternedNames, senders: Iterable[str]
 ) -> list[tuple[int, str]]:
     """Return the member state keys of these senders that have no nid, and cache the others."""
-    members = [(TYPE_MEMBER, one) for one in senders if (TYPE_MEMBER, one) not in names.state_keys]
+    members = [
+        (TYPE_MEMBER, sender) for sender in senders if (TYPE_MEMBER, sender) not in names.state_keys
+    ]
     if members:
         await _find_state_keys(conn, names, members)
     return [key for key in members if key not in names.state_keys]
@@ -253,7 +257,7 @@ async def _types(
     if not type_names:
         return
     names.learn(types=await conn.fetch(SQL_TYPES, list(type_names), [], row=NameRow))
-    new = [one for one in type_names if one not in names.types]
+    new = [name for name in type_names if name not in names.types]
     if new:
         await fill_blocks(conn, blocks, {"type_nids": len(new)})
         await conn.execute(SQL_NEW_TYPES, [blocks.take("type_nids") for _ in new], new)
@@ -266,7 +270,7 @@ async def _principals(
     if not readers:
         return
     names.learn(principals=await conn.fetch(SQL_PRINCIPALS, list(readers), row=NameRow))
-    new = [one for one in readers if one not in names.principals]
+    new = [name for name in readers if name not in names.principals]
     if new:
         await fill_blocks(conn, blocks, {"principal_nids": len(new)})
         await conn.execute(SQL_NEW_PRINCIPALS, [blocks.take("principal_nids") for _ in new], new)

@@ -232,9 +232,9 @@ def _content(raw: bytes) -> LineContent | InvalidEvent:
 def parse_line(raw: bytes) -> LineContent:
     """Return the content of a line of NDJSON. Raise `InvalidEvent` for a bad one."""
     begin = _BEGIN.match(raw)
-    found = _alone(raw) if begin is None else _enveloped(raw, begin.end())
-    if found is not None:
-        return found
+    content = _alone(raw) if begin is None else _enveloped(raw, begin.end())
+    if content is not None:
+        return content
     line = read_line(raw)
     return LineContent(
         line.pdu,
@@ -287,14 +287,14 @@ def _members(after: bytes) -> EnvelopeMembers | None:
     """Return what follows the PDU in an envelope; None where that has another form."""
     if _END.fullmatch(after) is None:
         return None
-    found = _MEMBERS.findall(after)
-    if len({one.index(max(one)) for one in found}) < len(found):
+    members = _MEMBERS.findall(after)
+    if len({match.index(max(match)) for match in members}) < len(members):
         return None  # a repeated key
     version: str | None = None
     origin: Origin = "live"
     state: tuple[str, ...] | None = None
     try:
-        for version_text, origin_text, state_text in found:
+        for version_text, origin_text, state_text in members:
             if origin_text:
                 origin = cast("Origin", origin_text.decode())
             elif state_text:
@@ -303,7 +303,7 @@ def _members(after: bytes) -> EnvelopeMembers | None:
                 version = version_text.decode()
     except (orjson.JSONDecodeError, UnicodeDecodeError):
         return None
-    if state is not None and not all(isinstance(one, str) for one in state):
+    if state is not None and not all(isinstance(event_id, str) for event_id in state):
         return None
     return EnvelopeMembers(version, origin, state)
 
@@ -323,12 +323,12 @@ def lines_of(span: FileRange) -> Iterator[bytes]:
 
 def lines_with(span: FileRange, mark: bytes) -> tuple[int, list[bytes]]:
     """Return how many lines begin within the range, and those that contain ``mark``."""
-    count, found = 0, list[bytes]()
+    count, lines = 0, list[bytes]()
     for at, block in _blocks(span):
         count += block.count(b"\n") + 1
         if mark in block:
-            found += [line for line in _split(block, at) if mark in line]
-    return count, found
+            lines += [line for line in _split(block, at) if mark in line]
+    return count, lines
 
 
 def _blocks(span: FileRange) -> Iterator[tuple[int, bytes]]:
@@ -432,12 +432,12 @@ def parse_row(row: dict[str, Any]) -> LineContent:
     origin, state = row.get("origin") or "live", row.get("state_before")
     if origin not in ORIGINS:
         raise InvalidEvent(f"origin {origin!r} is none of {', '.join(ORIGINS)}")
-    known = cast("Origin", origin)
+    checked_origin = cast("Origin", origin)
     return LineContent(
         row["pdu"],
         peek(row["pdu"]) or {},
         row.get("room_version"),
-        known,
+        checked_origin,
         None if state is None else tuple(state),
         _reason(row.get("refused")),
         arrived=row.get("arrival_ordering") if row.get(POSITION) is not None else None,
@@ -620,25 +620,49 @@ def bounded(tasks: Sequence[list[FileRange]], most: int | None) -> list[list[Fil
     return shares
 
 
-def _size(one: FileRange) -> int:
-    return one.end - one.begin if one.kind in {"lines", "answer"} else RANGE_BYTES_MIN
+def _size(span: FileRange) -> int:
+    return span.end - span.begin if span.kind in {"lines", "answer"} else RANGE_BYTES_MIN
 
 
-def _of_file(file: int, one: ArchiveFile, length: int) -> Iterator[FileRange]:
-    if one.is_answer:
+def _of_file(file: int, archive_file: ArchiveFile, length: int) -> Iterator[FileRange]:
+    if archive_file.is_answer:
         yield FileRange(
-            "answer", one.at, file, one.within, one.path, 0, one.size, 0, 1 << FILE_SHIFT
+            "answer",
+            archive_file.at,
+            file,
+            archive_file.within,
+            archive_file.path,
+            0,
+            archive_file.size,
+            0,
+            1 << FILE_SHIFT,
         )
         return
-    if one.groups is None:
-        for begin in range(0, one.size, length):
+    if archive_file.groups is None:
+        for begin in range(0, archive_file.size, length):
             yield FileRange(
-                "lines", one.at, file, one.within, one.path, begin, min(begin + length, one.size)
+                "lines",
+                archive_file.at,
+                file,
+                archive_file.within,
+                archive_file.path,
+                begin,
+                min(begin + length, archive_file.size),
             )
         return
     number = 1
-    for group, rows in enumerate(one.groups):
-        yield FileRange("rows", one.at, file, one.within, one.path, group, group + 1, number, rows)
+    for group, rows in enumerate(archive_file.groups):
+        yield FileRange(
+            "rows",
+            archive_file.at,
+            file,
+            archive_file.within,
+            archive_file.path,
+            group,
+            group + 1,
+            number,
+            rows,
+        )
         number += rows
 
 

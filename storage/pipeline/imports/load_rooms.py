@@ -95,7 +95,7 @@ CROSS JOIN LATERAL (
 )
 SQL_LOAD_EVENTS: Final[LiteralString] = LOAD_EVENTS.sql
 
-SQL_KNOWN: Final[LiteralString] = """
+SQL_STORED_ROOMS: Final[LiteralString] = """
 SELECT room_id
 FROM rooms
 WHERE room_id = ANY($1::text[])
@@ -157,7 +157,7 @@ class BulkWriter:
                     self._blocks,
                     self._store.identity.server_name,
                 )
-                await self._refuse_known(rooms)
+                await self._refuse_stored_rooms(rooms)
                 if len(rooms) == 1:
                     written = await self._room(planner, rooms[0]) or written
                 else:
@@ -179,9 +179,9 @@ class BulkWriter:
             self._in_flight.answered()  # rolled back: there is nothing to find out
             raise
 
-    async def _refuse_known(self, rooms: Sequence[BundledRoom]) -> None:
+    async def _refuse_stored_rooms(self, rooms: Sequence[BundledRoom]) -> None:
         async with self._store.database.connection() as conn:
-            if await conn.fetchvals(SQL_KNOWN, [room.room_id for room in rooms]):
+            if await conn.fetchvals(SQL_STORED_ROOMS, [room.room_id for room in rooms]):
                 raise CannotPlan
 
     async def _room(self, planner: RoomPlanner, bundled: BundledRoom) -> WriteResult | None:
@@ -447,16 +447,17 @@ class RoomLoader:
         return pa.RecordBatch.from_pylist(rows, schema=LOADED)
 
 
-def _own_id(one: SlimEvent) -> str:
+def _own_id(event: SlimEvent) -> str:
     """Return the id by which other lines need this one: they need no readmission."""
-    return f"readmit {one.event_id}" if one.readmit else one.event_id
+    return f"readmit {event.event_id}" if event.readmit else event.event_id
 
 
-def _arrival(pdu: bytes, version: str, one: SlimEvent) -> ArrivedEvent:
-    event = load(pdu, version, one.event_id, redacted=not one.valid)
-    state_before: Any = one.state_before  # ids of events, as texts
+def _arrival(pdu: bytes, version: str, slim_event: SlimEvent) -> ArrivedEvent:
+    event = load(pdu, version, slim_event.event_id, redacted=not slim_event.valid)
+    state_before: Any = slim_event.state_before  # ids of events, as texts
     return ArrivedEvent(
-        IncomingEvent(event, one.origin, state_before, refused=one.refused), one.place
+        IncomingEvent(event, slim_event.origin, state_before, refused=slim_event.refused),
+        slim_event.place,
     )
 
 

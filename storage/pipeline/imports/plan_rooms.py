@@ -35,7 +35,7 @@ from storage.persist.model.missing_data import Answers, MissingData
 from storage.persist.model.results import AppendResult
 from storage.persist.model.rows import RoomChanges
 from storage.persist.plan.event import plan_event
-from storage.pipeline.imports.intern_names import BundleLocation, intern, members_known
+from storage.pipeline.imports.intern_names import BundleLocation, intern, missing_members
 from storage.pipeline.imports.validate import SlimEvent, event_of, unpacked
 
 SQL_STORED_IDS: Final[LiteralString] = """
@@ -195,10 +195,11 @@ class RoomPlanner:
 
         Raise `CannotPlan` for a readmission, and for a second create event.
         """
-        if any(one.readmit or one.second for part in parts for one in part.lines):
+        if any(line.readmit or line.second for part in parts for line in part.lines):
             raise CannotPlan
         events = [
-            [event_of(one, part.room.room_id, part.version) for one in part.lines] for part in parts
+            [event_of(line, part.room.room_id, part.version) for line in part.lines]
+            for part in parts
         ]
         await self._prepare(
             list(chain.from_iterable(events)),
@@ -210,7 +211,7 @@ class RoomPlanner:
     async def _prepare(self, events: Sequence[Event], lines: Sequence[SlimEvent]) -> None:
         async with self._database.connection() as conn:
             await intern(conn, self._blocks, self._caches.names, events, self._server_name)
-            for key in await members_known(
+            for key in await missing_members(
                 conn, self._caches.names, {event.sender for event in events}
             ):
                 self.change_set.names.state_keys.setdefault(key, None)
@@ -218,9 +219,9 @@ class RoomPlanner:
 
     async def _plan_lines(self, part: RoomLines, events: Sequence[Event]) -> None:
         room = part.room
-        for one, event in zip(part.lines, events, strict=True):
+        for line, event in zip(part.lines, events, strict=True):
             room.turn += 1
-            await self._try(room, room.turn, one, event)
+            await self._try(room, room.turn, line, event)
             while room.ready:
                 again = room.turns.pop(heapq.heappop(room.ready))
                 await self._try(room, again.turn, again.one, again.event)
@@ -228,7 +229,8 @@ class RoomPlanner:
     def end(self, room: PlannedRoom) -> None:
         """Record the waiting lines as failed: all lines of the room were read."""
         self.failed += [
-            FailedLine(room.room_id, one.one, one.result) for _, one in sorted(room.turns.items())
+            FailedLine(room.room_id, turn.one, turn.result)
+            for _, turn in sorted(room.turns.items())
         ]
 
     def wrote(self, positions: dict[int, int]) -> None:
@@ -255,20 +257,20 @@ class RoomPlanner:
     # ---------------------------------------------------------------------------------------------
     # one line
 
-    async def _try(self, room: PlannedRoom, turn: int, one: SlimEvent, event: Event) -> None:
-        state_before: Any = one.state_before  # ids of events, as texts
-        incoming = IncomingEvent(event, one.origin, state_before, refused=one.refused)
+    async def _try(self, room: PlannedRoom, turn: int, line: SlimEvent, event: Event) -> None:
+        state_before: Any = line.state_before  # ids of events, as texts
+        incoming = IncomingEvent(event, line.origin, state_before, refused=line.refused)
         result = await self._planned(incoming)
         if result.outcome == "missing_parents":
-            room.turns[turn] = Waiting(turn, one, event, result)
+            room.turns[turn] = Waiting(turn, line, event, result)
             room.waiting_for.setdefault(result.missing[0], []).append(turn)
         elif result.is_stored:
             self.results.append(result)
-            self.places.setdefault(event.event_id, one.place)
+            self.places.setdefault(event.event_id, line.place)
             for waiting in room.waiting_for.pop(event.event_id, ()):
                 heapq.heappush(room.ready, waiting)
         else:
-            self.failed.append(FailedLine(room.room_id, one, result))
+            self.failed.append(FailedLine(room.room_id, line, result))
 
     async def _planned(self, incoming: IncomingEvent) -> AppendResult:
         work = partial(plan_event, self.change_set, incoming)
@@ -285,7 +287,7 @@ class RoomPlanner:
 
     async def _load(self, event_id: EventId, needs: MissingData) -> None:
         if needs.kind in {"event_ids", "cited"} and (
-            unknown := [str(one) for one in needs.keys if one not in self._written]
+            unknown := [str(key) for key in needs.keys if key not in self._written]
         ):
             self._absent(unknown)  # of an event that waited while a part was written
             if len(unknown) == len(needs.keys):
@@ -303,13 +305,13 @@ class RoomPlanner:
         """Record that the store lacks the events that these name (`_refuse_stored`)."""
         own = {event.event_id for event in events}
         named = set[str]()
-        for event, one in zip(events, lines, strict=True):
-            named.update(references_of(event), one.state_before or ())
+        for event, line in zip(events, lines, strict=True):
+            named.update(references_of(event), line.state_before or ())
             if event.redacts is not None:
                 named.add(event.redacts)
-        unknown = {one for one in named - own if not self._is_known(one)}
+        unknown = {event_id for event_id in named - own if not self._is_known(event_id)}
         self._absent(unknown - await self._refuse_stored(conn, unknown))
-        self._absent(one for one in own if not self._is_known(one))
+        self._absent(event_id for event_id in own if not self._is_known(event_id))
 
     async def _refuse_stored(self, conn: Connection, event_ids: set[str]) -> set[str]:
         """Return which of these must be read from the tables.
@@ -387,10 +389,10 @@ class BundledRoom:
     def _ranges(self) -> Iterator[tuple[str, Iterator[SlimEvent]]]:
         """Merge bundles with overlapping ranks (parallel files); only these share the memory."""
         together: list[RoomBundle] = []
-        for piece in sorted(self._pieces, key=lambda one: (one.path_index, one.first)):
+        for piece in sorted(self._pieces, key=lambda bundle: (bundle.path_index, bundle.first)):
             if together and not (
                 piece.path_index == together[0].path_index
-                and piece.first <= max(one.last for one in together)
+                and piece.first <= max(bundle.last for bundle in together)
             ):
                 yield together[0].version, self._merged(together)
                 together = []

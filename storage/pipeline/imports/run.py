@@ -99,14 +99,14 @@ def check_name(dsn: str, server_name: str | None) -> None:
     Raise `InputError` for a new one without a name.
     """
     with arrow_session(dsn) as conn:
-        found = next((one["server_name"] for one in conn.rows(SQL_DEPLOYMENT)), None)
-        if found is None and server_name is None:
+        stored_name = next((row["server_name"] for row in conn.rows(SQL_DEPLOYMENT)), None)
+        if stored_name is None and server_name is None:
             raise InputError(NEEDS_NAME)
-        if found is None or server_name in {None, NO_SERVER, found}:
+        if stored_name is None or server_name in {None, NO_SERVER, stored_name}:
             return
         if not conn.rows(SQL_IS_EMPTY)[0]["is_empty"]:
             where = conn.rows(SQL_WHERE)[0]["place"]
-            raise WrongServerName(str(server_name), found=found, where=where)
+            raise WrongServerName(str(server_name), found=stored_name, where=where)
 
 
 BUNDLES: Final = pa.schema([EXAMINED.field(at) for at in range(EXAMINED.names.index("place"))])
@@ -256,7 +256,7 @@ class ScanTask:
                     if conn is None:
                         opening = arrow_session(self.dsn, config=self.config)
                         conn = stack.enter_context(opening)
-                    rooms = (CreatedRoom(span.file, span.begin, *one) for one in created.items())
+                    rooms = (CreatedRoom(span.file, span.begin, *pair) for pair in created.items())
                     stage_versions(conn, self.number, rooms)
                 row = {"file": span.file, "begin": span.begin, "lines": count}
                 yield pa.RecordBatch.from_pylist([row], schema=SCANNED)
@@ -266,7 +266,7 @@ def _scanned(
     spark: SparkSession, ranges: Sequence[FileRange], task: ScanTask, cores: int
 ) -> list[FileRange]:
     """Return the ranges with line numbers. Only the JSON of create events is parsed."""
-    lines = [one for one in ranges if one.kind in {"lines", "answer"}]
+    lines = [span for span in ranges if span.kind in {"lines", "answer"}]
     if not lines:
         return list(ranges)
     frame = task_frame(spark, _shared(lines, cores))
@@ -288,7 +288,7 @@ def _examine(
     spark: SparkSession, tasks: Sequence[Sequence[FileRange]], examination: TaskValidation
 ) -> TaskResults:
     def examine(batches: Batches) -> Batches:
-        return examination.run(FileRange(*one) for one in taken_work(batches))
+        return examination.run(FileRange(*item) for item in taken_work(batches))
 
     return run_tasks(task_frame(spark, tasks), examine, examination.work, BUNDLES)
 
@@ -344,7 +344,7 @@ def _task(bundles: DataFrame, tasks: int, events: int) -> Column:
     task_of_room = assign_rooms({row["room_id"]: row["size"] for row in rows}, tasks, events)
     if not task_of_room:
         return by_spread
-    assigned = f.create_map(*(f.lit(one) for pair in task_of_room.items() for one in pair))
+    assigned = f.create_map(*(f.lit(value) for pair in task_of_room.items() for value in pair))
     return f.coalesce(f.element_at(assigned, f.col("room_id")), by_spread)
 
 
@@ -376,8 +376,8 @@ def _summary(
     results: Sequence[TaskResults],
 ) -> ImportSummary:
     """Add up the results, and write the dead letters."""
-    outcomes = sum((one.outcomes for one in results), Counter[str]())
-    files = [name for one in results for name in one.rejects]
+    outcomes = sum((result.outcomes for result in results), Counter[str]())
+    files = [name for result in results for name in result.rejects]
     outcomes["bad_file"] += len(sources.broken)
     lacking = (
         _lacking(folder, files)

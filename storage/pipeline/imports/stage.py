@@ -280,10 +280,10 @@ async def staged(conn: Connection, number: int, events: Sequence[StagedEvent]) -
     Raise `DatabaseConflict` if some are gone: the database has crashed meanwhile.
     """
     places = [event.place for event in events]
-    found = await conn.fetch(SQL_STAGED, number, places, row=StagedRow)
-    if len(found) != len(places):
+    rows = await conn.fetch(SQL_STAGED, number, places, row=StagedRow)
+    if len(rows) != len(places):
         raise DatabaseConflict(BYTES_DELETED)
     return [
         decode(row.json, event.event_id, event.room_id)
-        for row, event in zip(found, events, strict=True)
+        for row, event in zip(rows, events, strict=True)
     ]

@@ -171,17 +171,17 @@ class StagedBundles:
 
     def get(self, location: BundleLocation) -> bytes:
         """Return the bundle staged there. Raise `DatabaseConflict` if it is gone."""
-        found = self._conn.rows(SQL_BUNDLE, self._number, location.start)
-        if not found:
+        rows = self._conn.rows(SQL_BUNDLE, self._number, location.start)
+        if not rows:
             raise DatabaseConflict(stages.BYTES_DELETED)
-        data: bytes = found[0]["json"]
+        data: bytes = rows[0]["json"]
         return data
 
 
 def gathered(bundles: Iterable[Bundle], reader: StagedBundles) -> Iterator[BundledRoom]:
     """Yield the rooms of all bundles, in the order of their first ranks."""
     rooms: dict[str, BundledRoom] = {}
-    for bundle in sorted(bundles, key=lambda one: int(one["first"])):
+    for bundle in sorted(bundles, key=lambda row: int(row["first"])):
         rooms.setdefault(bundle["room_id"], BundledRoom(bundle["room_id"], reader)).add(bundle)
     yield from rooms.values()
 
@@ -257,18 +257,18 @@ class EventWriter(DataSourceArrowWriter):
         stored then. Where a row is no event at all, nothing is stored, unless ``rejects`` is
         "ignore".
         """
-        written = [one for one in messages if isinstance(one, StagedByTask)]
+        written = [message for message in messages if isinstance(message, StagedByTask)]
         with arrow_session(self.options.dsn, config=self.options.config) as conn:
             stages.hold(conn, self.number)
             try:
                 self._refuse(
-                    sum(one.rejects for one in written),
-                    [reason for one in written for reason in one.reasons],
+                    sum(task.rejects for task in written),
+                    [reason for task in written for reason in task.reasons],
                     "nothing was stored",
                 )
                 reader = StagedBundles(conn, self.number)
                 failed = self._stored(
-                    list(chain.from_iterable(one.bundles for one in written)), reader
+                    list(chain.from_iterable(task.bundles for task in written)), reader
                 )
             finally:
                 stages.remove(conn, self.number)

@@ -155,26 +155,26 @@ def _reduced(event: Event) -> dict[str, Any]:
     return left
 
 
-def event_of(one: SlimEvent, room_id: str, version: str) -> Event:
+def event_of(line: SlimEvent, room_id: str, version: str) -> Event:
     """Return the event as planning takes it; without its bytes, unless it is whole."""
-    if one.whole is not None:
-        return load(one.whole, version, one.event_id, redacted=not one.valid)
+    if line.whole is not None:
+        return load(line.whole, version, line.event_id, redacted=not line.valid)
     return make_event(
-        one.event_id,
+        line.event_id,
         room_id,
         ROOM_VERSIONS[version],
-        one.type,
-        one.sender,
+        line.type,
+        line.sender,
         None,
-        one.content,
-        one.depth,
-        one.origin_server_ts,
-        one.prev_events,
-        one.auth_events,
+        line.content,
+        line.depth,
+        line.origin_server_ts,
+        line.prev_events,
+        line.auth_events,
         None,
         b"",
         NOTHING,
-        one.valid,
+        line.valid,
         None,
     )
 
@@ -189,22 +189,22 @@ def unpacked(data: bytes) -> Iterable[SlimEvent]:
     return map(SlimEvent._make, rows)
 
 
-def needs(one: SlimEvent, room_id: str, version: str) -> list[str]:
+def needs(line: SlimEvent, room_id: str, version: str) -> list[str]:
     """Return the ids that must be stored before this event.
 
     These are its auth events, and its parents, or the state given instead of them. Parents have a
     leading ``^``: for them an outlier is not enough. A readmission needs the event.
     """
-    if one.readmit:
-        return ["^" + one.event_id]
-    if one.origin == "out_of_band":
+    if line.readmit:
+        return ["^" + line.event_id]
+    if line.origin == "out_of_band":
         return []
-    needed = [*one.auth_events, *implied_auth_ids(ROOM_VERSIONS[version], one.type, room_id)]
-    if one.origin == "outlier":
+    needed = [*line.auth_events, *implied_auth_ids(ROOM_VERSIONS[version], line.type, room_id)]
+    if line.origin == "outlier":
         return needed
-    if one.state_before is not None:
-        return [*needed, *one.state_before]
-    return [*needed, *("^" + parent for parent in one.prev_events)]
+    if line.state_before is not None:
+        return [*needed, *line.state_before]
+    return [*needed, *("^" + parent for parent in line.prev_events)]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -308,9 +308,9 @@ def _not_staged(conn: ArrowConnection, number: int, lines: dict[int, str]) -> di
     """Stage lines; return those whose places have another one, each with its next place."""
     staged = conn.rows(SQL_STAGE_VERSIONS, number, list(lines), list(lines.values()))
     others = lines.keys() - {row["place"] for row in staged}
-    found = conn.rows(SQL_TAKEN_PLACES, number, list(others)) if others else []
+    taken = conn.rows(SQL_TAKEN_PLACES, number, list(others)) if others else []
     again: dict[int, str] = {}
-    for row in found:
+    for row in taken:
         place, line = row["place"], lines[row["place"]]
         if row["json"] != line.encode():
             _put(again, place - place % PLACES, place % PLACES + 1, line)
@@ -669,21 +669,21 @@ def scanned_range(span: FileRange) -> tuple[int, dict[str, str]]:
     """
     if span.kind == "answer":
         return 0, _created_in_answers(span)
-    found = dict[str, str]()
+    versions = dict[str, str]()
     count, creating = lines_with(span, b"m.room.create")
     for raw in creating:
         for room, version in created(raw).items():
-            receive.note_created(found, room, version)
-    return count, found
+            receive.note_created(versions, room, version)
+    return count, versions
 
 
 def _created_in_answers(span: FileRange) -> dict[str, str]:
-    found = dict[str, str]()
+    versions = dict[str, str]()
     for row in read(span):
         if isinstance(row.content, LineContent):
             for room, version in created_by(row.content).items():
-                receive.note_created(found, room, version)
-    return found
+                receive.note_created(versions, room, version)
+    return versions
 
 
 def created(raw: bytes) -> dict[str, str]:

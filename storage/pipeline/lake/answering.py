@@ -86,7 +86,7 @@ class Refresh:
 
 def _written_by_tasks(folder: str, table: MirrorTable, rows: DataFrame) -> list[MirrorFile]:
     def write(batches: Any) -> Any:
-        for file in _written(folder, table, (pa.Table.from_batches([one]) for one in batches)):
+        for file in _written(folder, table, (pa.Table.from_batches([batch]) for batch in batches)):
             line = orjson.dumps(asdict(file)).decode()
             yield pa.RecordBatch.from_pydict({"result": [line]}, schema=RESULT)
 
@@ -96,7 +96,7 @@ def _written_by_tasks(folder: str, table: MirrorTable, rows: DataFrame) -> list[
 
 def _written(folder: str, table: MirrorTable, batches: Iterator[pa.Table]) -> Iterator[MirrorFile]:
     """Write rows, which come in order of their days if they come in several parts."""
-    for rows in gathered(one.select(table.schema.names).cast(table.schema) for one in batches):
+    for rows in gathered(batch.select(table.schema.names).cast(table.schema) for batch in batches):
         yield from write_rows(folder, table, rows)
 
 
@@ -115,14 +115,14 @@ def run(
     source = MirroredDays.of(folder_of(path, EVENTS))
     refresh = Refresh(spark, path, folder, source, tasks, keep_hours, full)
     done: dict[str, tuple[DayTable, set[str]]] = {}
-    found = {}
+    mirror_answers = {}
     for question in questions:
         if question.daily not in done:
             done[question.daily] = refresh.table(question)
         table, read = done[question.daily]
         frames: dict[str, Any] = {question.daily: _frame(spark, table)}
         rows = spark.sql(question.query, **frames)
-        found[question.name] = MirrorAnswer(
+        mirror_answers[question.name] = MirrorAnswer(
             question.name,
             rows,
             source.version,
@@ -130,7 +130,7 @@ def run(
             len(read),
             len(source.paths(read)),
         )
-    return found
+    return mirror_answers
 
 
 def _frame(spark: SparkSession, table: DayTable) -> DataFrame:

@@ -64,14 +64,14 @@ class MirrorFile:
 
     def stats(self, key: str) -> str:
         """Return the statistics of the log: the number of rows, and the range of the key."""
-        found: dict[str, Any] = {"numRecords": self.rows}
+        statistics: dict[str, Any] = {"numRecords": self.rows}
         if key:
-            found |= {
+            statistics |= {
                 "minValues": {key: self.first},
                 "maxValues": {key: self.last},
                 "nullCount": {key: 0},
             }
-        return json.dumps(found)
+        return json.dumps(statistics)
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 def read_file(folder: str, table: MirrorTable, path: str, columns: list[str]) -> pa.Table:
     """Return some columns of a file. ``path``: below the folder."""
-    schema = pa.schema([table.schema.field(one) for one in columns])
+    schema = pa.schema([table.schema.field(name) for name in columns])
     return pa.concat_tables([schema.empty_table(), *file_parts(folder, table, path, columns)])
 
 
@@ -121,7 +121,7 @@ def file_parts(
 ) -> Iterator[pa.Table]:
     """Yield the same in parts of at most `PART_ROWS`."""
     where, inner = opened(folder)
-    schema = pa.schema([table.schema.field(one) for one in columns])
+    schema = pa.schema([table.schema.field(name) for name in columns])
     day = path.partition("/")[0].removeprefix("day=")
     with where.open_input_file(f"{inner}/{path}") as file:
         parts = pq.ParquetFile(file, pre_buffer=True).iter_batches(
@@ -137,10 +137,10 @@ def file_parts(
 
 def _by_day(rows: pa.Table) -> list[tuple[str | None, pa.Table]]:
     days = rows.column("day")
-    found = sorted(pc.unique(days).to_pylist())
+    sorted_days = sorted(pc.unique(days).to_pylist())
     return [
-        (day.isoformat(), rows if len(found) == 1 else rows.filter(pc.equal(days, day)))
-        for day in found
+        (day.isoformat(), rows if len(sorted_days) == 1 else rows.filter(pc.equal(days, day)))
+        for day in sorted_days
     ]
 
 
@@ -183,14 +183,22 @@ Merge = Callable[[str, MirrorTable, Sequence[Sequence[MirrorFile]]], list[Mirror
 
 def groups_to_merge(files: Iterable[MirrorFile]) -> list[list[MirrorFile]]:
     """Return groups of small files, of two or more, each to become one file of its day."""
-    found: list[list[MirrorFile]] = []
+    groups: list[list[MirrorFile]] = []
     small = [file for file in files if file.size < COMPACT_BYTES and file.rows < FILE_ROWS]
-    for file in sorted(small, key=lambda one: (one.day or "", one.first, one.last, one.path)):
-        if found and _is_one_file([*found[-1], file]):
-            found[-1].append(file)
+    for file in sorted(
+        small,
+        key=lambda small_file: (
+            small_file.day or "",
+            small_file.first,
+            small_file.last,
+            small_file.path,
+        ),
+    ):
+        if groups and _is_one_file([*groups[-1], file]):
+            groups[-1].append(file)
         else:
-            found.append([file])
-    return [group for group in found if len(group) > 1]
+            groups.append([file])
+    return [group for group in groups if len(group) > 1]
 
 
 def merged(folder: str, table: MirrorTable, paths: Iterable[str]) -> Iterator[MirrorFile]:
@@ -280,8 +288,8 @@ class LakeTable:
         """
         if self._delta.transaction_version(APPLICATION) is None:
             return None
-        if (found := last_metadata(self._delta, MIRROR)) is not None:
-            return MirrorState(found["position"], found["erased"])
+        if (metadata := last_metadata(self._delta, MIRROR)) is not None:
+            return MirrorState(metadata["position"], metadata["erased"])
         raise InputError(
             f"{self.folder}: the log has lost the position of the mirror: mirror into a new folder"
         )
@@ -292,15 +300,17 @@ class LakeTable:
         ordered = _key_array(keys)
         key_values = pa.array(ordered, pa.int64())
         files = self._files_with(ordered)
-        return self._chosen(columns, files, lambda found: pc.is_in(found, value_set=key_values))
+        return self._chosen(columns, files, lambda column: pc.is_in(column, value_set=key_values))
 
     def within(self, columns: list[str], first: int, last: int) -> pa.Table:
         """Return columns of the rows with keys from ``first`` to ``last``; the key is a column."""
-        files = [one for one in self._files_with(None) if one.first <= last and one.last >= first]
+        files = [
+            file for file in self._files_with(None) if file.first <= last and file.last >= first
+        ]
         return self._chosen(
             columns,
             files,
-            lambda found: pc.and_(pc.greater_equal(found, first), pc.less_equal(found, last)),
+            lambda column: pc.and_(pc.greater_equal(column, first), pc.less_equal(column, last)),
         )
 
     def parts(self, columns: list[str]) -> Iterator[pa.Table]:
@@ -315,14 +325,14 @@ class LakeTable:
         choose: Callable[[pa.ChunkedArray], pa.ChunkedArray] | None,
     ) -> pa.Table:
         """Return the rows of these files that ``choose`` accepts by their keys."""
-        found = [pa.schema([self.table.schema.field(name) for name in columns]).empty_table()]
+        tables = [pa.schema([self.table.schema.field(name) for name in columns]).empty_table()]
         for file in files:
             parts = file_parts(self.folder, self.table, file.path, columns)
-            found += [
+            tables += [
                 part if choose is None else part.filter(choose(part.column(self.table.key)))
                 for part in parts
             ]
-        return pa.concat_tables(found)
+        return pa.concat_tables(tables)
 
     def commit(
         self,
@@ -381,8 +391,8 @@ class LakeTable:
         keys = _key_array(deleted)
         values = pa.array(keys, pa.int64())
         for file in self._files_with(keys):
-            found = read_file(self.folder, self.table, file.path, [self.table.key])
-            going = pc.is_in(found.column(0), value_set=values)
+            key_columns = read_file(self.folder, self.table, file.path, [self.table.key])
+            going = pc.is_in(key_columns.column(0), value_set=values)
             if pc.any(going).as_py():
                 rows = read_file(self.folder, self.table, file.path, self.table.schema.names)
                 yield file, rows.filter(pc.invert(going))
@@ -418,8 +428,8 @@ def folder_of(root: str, table: MirrorTable) -> str:
     if "://" in folder:
         return folder
     path = os.path.abspath(folder)  # noqa: PTH100  # a text: the other form is a URL
-    if found := MISREAD.intersection(path):
-        raise InputError(f"{path}: no part of the path may have {' or '.join(sorted(found))}")
+    if misread := MISREAD.intersection(path):
+        raise InputError(f"{path}: no part of the path may have {' or '.join(sorted(misread))}")
     return path
 
 
@@ -460,8 +470,8 @@ def last_metadata(delta: DeltaTable, key: str) -> Any:
     """Return the value of this key in the metadata of the last commit that has it, or None."""
     for limit in (1, 20, None):
         for commit in delta.history(limit):
-            if (found := commit.get(key)) is not None:
-                return found
+            if (value := commit.get(key)) is not None:
+                return value
     return None
 
 

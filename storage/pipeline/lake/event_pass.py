@@ -82,17 +82,17 @@ class EventPass:
 
     def changes(self, rooms: LakeTable, *, compare: bool) -> MirrorChanges:
         """Return what changed of rows that the table has. ``compare``: compare all rooms."""
-        found = MirrorChanges()
+        changes = MirrorChanges()
         covered = between(self.conn, SyncToken(), self.start)
         facts = change_facts(self.conn, cache_bounds(self.conn, self.start, self.end))
         nids = nids_of(self.conn, sorted(facts.event_ids))
-        found.take(marks_of_events(self.conn, nids, covered))
+        changes.take(marks_of_events(self.conn, nids, covered))
         if compare:
-            found.add(compare_all(self.conn, self.lake, covered))
+            changes.add(compare_all(self.conn, self.lake, covered))
         else:
-            found.add(self._compared(rooms, facts, covered))
-        self._erased(found, covered)
-        return found
+            changes.add(self._compared(rooms, facts, covered))
+        self._erased(changes, covered)
+        return changes
 
     def commit(self, changes: MirrorChanges, position: str, bulk: MirrorTasks) -> tuple[int, int]:
         """Commit the pass; return the numbers of rows that were read, and deleted or replaced."""
@@ -121,7 +121,7 @@ class EventPass:
                     return compare_all(self.conn, self.lake, covered)
         return compare_rooms(self.conn, self.lake, nids, covered)
 
-    def _erased(self, found: MirrorChanges, covered: Bounds) -> None:
+    def _erased(self, changes: MirrorChanges, covered: Bounds) -> None:
         """Read the events again of senders who were erased since, or are no longer."""
         if self.erased_before == erased_digest(self.conn):
             return
@@ -130,7 +130,7 @@ class EventPass:
             now = pc.is_in(part.column("sender"), value_set=names)
             changed = part.filter(pc.not_equal(now, part.column("erased")))
             nids = changed.column("event_nid").to_pylist()
-            found.take(marks_of_events(self.conn, nids, covered))
+            changes.take(marks_of_events(self.conn, nids, covered))
 
 
 def erased_digest(conn: ArrowConnection) -> str:
@@ -142,10 +142,10 @@ def erased_digest(conn: ArrowConnection) -> str:
 def _readmitted(table: pa.Table) -> list[int]:
     """Return where readmitted events arrived: the table may have them as they were refused."""
     arrived = table.column("arrived")
-    found: list[int] = arrived.filter(
+    positions: list[int] = arrived.filter(
         pc.not_equal(arrived, table.column("stream_ordering"))
     ).to_pylist()
-    return found
+    return positions
 
 
 def _window(conn: ArrowConnection, window: Bounds) -> Iterable[list[int]]:
@@ -213,12 +213,12 @@ class RoomPass:
 
     def _named(self, facts: ChangeFacts, window: Bounds) -> tuple[RoomNumbers, RoomNumbers]:
         """Return the rooms whose new rows are appended, and those that are compared."""
-        found = changed_rooms(self.conn, window)
+        rooms = changed_rooms(self.conn, window)
         states = _numbers(room_nids(self.conn, facts.states))
         again = _numbers(room_nids(self.conn, facts.replaced))
         if self.lake.table not in (STATE_CHANGES, ROOMS):
-            found = found.filter(pc.field("stateful"))
-        changed = np.union1d(found.column("room_nid").to_numpy(), states)
+            rooms = rooms.filter(pc.field("stateful"))
+        changed = np.union1d(rooms.column("room_nid").to_numpy(), states)
         if self.lake.table is STATE_CHANGES:
             return np.setdiff1d(changed, again), again
         return NONE, np.union1d(changed, again)
@@ -246,8 +246,8 @@ class RoomPass:
             yield _of_rooms(theirs, differing)
 
 
-def _numbers(found: Collection[int]) -> RoomNumbers:
-    return np.fromiter(sorted(found), np.int64, len(found))
+def _numbers(nids: Collection[int]) -> RoomNumbers:
+    return np.fromiter(sorted(nids), np.int64, len(nids))
 
 
 def _of_rooms(table: pa.Table, room_nids_: Collection[int]) -> pa.Table:

@@ -122,7 +122,7 @@ class Question:
 
 
 def _questions() -> dict[str, Question]:
-    found = {}
+    questions = {}
     for name, daily in (
         ("activity", "daily_senders"),
         ("retention", "daily_senders"),
@@ -135,8 +135,8 @@ def _questions() -> dict[str, Question]:
         ("growth", "daily_senders"),
     ):
         query = _text(name)
-        found[name] = Question(name, _about(query), daily, query, _text(daily))
-    return found
+        questions[name] = Question(name, _about(query), daily, query, _text(daily))
+    return questions
 
 
 def _about(query: str) -> str:

@@ -315,7 +315,8 @@ class Chosen:
             return None
         current: tuple[str, ...] | None = getattr(self, name)
         return self._with(
-            name, values if current is None else tuple(one for one in current if one in values)
+            name,
+            values if current is None else tuple(value for value in current if value in values),
         )
 
     def _with(self, name: str, value: object) -> "Chosen":
@@ -406,14 +407,14 @@ def by_receipt(
     conn.execute(SQL_BY_INDEX)
     at, nid = begin, -1
     while True:
-        found = conn.table(
+        nid_rows = conn.table(
             SQL_NIDS_BY_RECEIPT, *bounds.columns(), *chosen.columns(), at, nid, end, SORTED_EVENTS
         )
-        for first in range(0, found.num_rows, RANGE):
-            yield _nids(found.slice(first, RANGE))
-        if found.num_rows < SORTED_EVENTS:
+        for first in range(0, nid_rows.num_rows, RANGE):
+            yield _nids(nid_rows.slice(first, RANGE))
+        if nid_rows.num_rows < SORTED_EVENTS:
             return
-        nid = found.column(0)[-1].as_py()
+        nid = nid_rows.column(0)[-1].as_py()
         [row] = conn.rows(SQL_RECEIVED_TS, nid)
         at = row["received_ts"]
 
@@ -487,17 +488,17 @@ def nth_position(conn: ArrowConnection, bounds: Bounds, count: int) -> int | Non
 
 
 def _nids(table: Any) -> list[int]:
-    found: list[int] = table.column(0).to_pylist()
-    return found
+    nids: list[int] = table.column(0).to_pylist()
+    return nids
 
 
 def taken(filters: Iterable[Filter], chosen: Chosen) -> tuple[Chosen, list[Filter]]:
     """Return the filters that Postgres applies, and those left to Spark."""
     left: list[Filter] = []
-    for one in filters:
-        more = chosen.take(one)
+    for spark_filter in filters:
+        more = chosen.take(spark_filter)
         if more is None:
-            left.append(one)
+            left.append(spark_filter)
         else:
             chosen = more
     return chosen, left
@@ -544,11 +545,11 @@ class Options:
         Raise `InputError` with the defect.
         """
         by_name = {name.lower(): value for name, value in options.items()}
-        unknown = by_name.keys() - KNOWN
+        unknown = by_name.keys() - OPTION_NAMES
         if unknown:
             raise InputError(
                 f"room_events has no option {', '.join(sorted(unknown))}:"
-                f" it has {', '.join(sorted(KNOWN))}"
+                f" it has {', '.join(sorted(OPTION_NAMES))}"
             )
         if "dsn" not in by_name:
             raise InputError("room_events needs the option dsn: postgresql://…")
@@ -573,7 +574,7 @@ class Options:
         )
 
 
-KNOWN: Final = frozenset(
+OPTION_NAMES: Final = frozenset(
     [
         "dsn",
         "columns",
@@ -594,8 +595,8 @@ KNOWN: Final = frozenset(
 
 
 def _columns(text: str | None) -> tuple[str, ...]:
-    names = COLUMNS if text is None else tuple(one.strip() for one in text.split(","))
-    unknown = [one for one in names if one not in COLUMNS]
+    names = COLUMNS if text is None else tuple(name.strip() for name in text.split(","))
+    unknown = [name for name in names if name not in COLUMNS]
     if unknown:
         raise InputError(
             f"room_events has no column {', '.join(unknown)}: it has {', '.join(COLUMNS)}"
