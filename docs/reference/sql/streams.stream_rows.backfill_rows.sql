@@ -1,4 +1,5 @@
--- Sent by storage.streams.fact_rows.backfill. Parameters: $1 bigint, $2 bigint, $3 text, $4 bigint.
+-- Sent by storage.streams.stream_rows.backfill. Parameters: $1 bigint, $2 bigint, $3 text, $4
+-- bigint.
 
 SELECT e.stream_ordering AS stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key,
     CASE WHEN e.type_nid = 7 /* TYPE_REDACTION */ THEN e.json END AS json
