@@ -192,7 +192,7 @@ class StatesServer:
                     server_name=SERVER,
                     before_event_id=half.event_id,
                     local=True,
-                    indexes_proven=True,
+                    indexes_compared=True,
                 )
         return room
 

@@ -48,7 +48,13 @@ class CliCommand(NamedTuple):
 
 
 ROOM: Final = "'!room:example.org'"
-BEGIN, SERVE, MOVE, LOOK, CLEAN = "Begin", "Run", "Rooms in and out", "Look", "Clean up and repair"
+BEGIN, SERVE, MOVE, INSPECT, CLEAN = (
+    "Begin",
+    "Run",
+    "Rooms in and out",
+    "Look",
+    "Clean up and repair",
+)
 COMMANDS: Final = (
     CliCommand("demo", "demo", BEGIN, ("demo", "demo --dsn postgresql://localhost/test")),
     CliCommand("migrate", "migrate", BEGIN, ("migrate --list", "migrate --pre", "migrate")),
@@ -74,19 +80,19 @@ COMMANDS: Final = (
         MOVE,
         (f"export room.ndjson --room {ROOM}", "export - | gzip > rooms.ndjson.gz"),
     ),
-    CliCommand("stats", "stats", LOOK, ("stats", "stats --json | jq .counts")),
-    CliCommand("inspect", "inspect_rooms", LOOK, ("inspect", "inspect --port 0 --read-write")),
-    CliCommand("verify", "verify", LOOK, ("verify", f"verify --repair --room {ROOM}")),
+    CliCommand("stats", "stats", INSPECT, ("stats", "stats --json | jq .counts")),
+    CliCommand("inspect", "inspect_rooms", INSPECT, ("inspect", "inspect --port 0 --read-write")),
+    CliCommand("verify", "verify", INSPECT, ("verify", f"verify --repair --room {ROOM}")),
     CliCommand(
         "explain",
         "explain",
-        LOOK,
+        INSPECT,
         ("explain sync --user @alice:example.org", f"explain messages --room {ROOM} --generic"),
     ),
     CliCommand(
         "explain-visibility",
         "explain_visibility",
-        LOOK,
+        INSPECT,
         (
             "explain-visibility '$event' @alice:example.org",
             "explain-visibility '$event' matrix.org",
@@ -143,7 +149,9 @@ SPARK: Final = CliCommand("spark", "spark", MOVE, ())
 
 
 def _epilog(examples: Sequence[str]) -> str:
-    lines = [one if "room-storage" in one else f"room-storage {one}" for one in examples]
+    lines = [
+        example if "room-storage" in example else f"room-storage {example}" for example in examples
+    ]
     return "\n\n".join(["Examples:", *(f"  {line}" for line in lines)])
 
 
@@ -151,7 +159,7 @@ class CommandModules(Mapping[str, Any]):
     """The commands by name; a command is imported when it is looked up."""
 
     def __init__(self) -> None:
-        self._listed = {one.name: one for one in (*COMMANDS, SPARK)}
+        self._listed = {listed.name: listed for listed in (*COMMANDS, SPARK)}
         self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -207,8 +215,8 @@ app: typer.Typer = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(print_it: bool) -> None:
+    if print_it:
         from storage.version import __version__  # noqa: PLC0415  # reading metadata takes time
 
         typer.echo(f"room-storage {__version__}")
@@ -251,10 +259,10 @@ def room_storage(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code. Typer reports usage errors, with exit code 2."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with interruptible():
-            app(given, prog_name="room-storage")
+            app(words, prog_name="room-storage")
     except Interrupted as interrupted:
         ignore_signals()
         _print_end(interrupted.sentence)
@@ -264,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return CLOSED_PIPE
         return exit_.code if isinstance(exit_.code, int) else ExitCode.DONE
     except StorageError as error:
-        _report(error, as_json="--json" in given)
+        _report(error, as_json="--json" in words)
         return _exit_code(error)
     except OSError as error:
         if error.errno not in FULL or error.filename is not None:

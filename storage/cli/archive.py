@@ -66,7 +66,7 @@ TakeOverOption = Annotated[
 ]
 
 
-class WantedArchive(NamedTuple):
+class ArchiveArguments(NamedTuple):
     """The arguments of the command; ``older_than_ms`` None: return events, or sweep."""
 
     older_than_ms: int | None
@@ -112,13 +112,13 @@ def command(
     if dry_run and older_than is None:
         raise InputError("--dry-run needs --older-than")
     age_ms = None if older_than is None else _milliseconds(older_than)
-    wanted = WantedArchive(age_ms, to, rooms or None, limit, back, pack, dry_run, take_over)
+    arguments = ArchiveArguments(age_ms, to, rooms or None, limit, back, pack, dry_run, take_over)
     with ProgressDisplay(quiet=quiet) as show:
-        done = run(_work(dsn, wanted, show), UNCHANGED if dry_run else AGAIN)
+        done = run(_work(dsn, arguments, show), UNCHANGED if dry_run else AGAIN)
     if as_json:
         print_json({"dry_run": dry_run} | _document(done))
     else:
-        _print(done, wanted)
+        _print(done, arguments)
 
 
 def print_swept(swept: Swept) -> None:
@@ -147,14 +147,14 @@ def _document(done: Archived | Returned | Swept) -> dict[str, Any]:
     return done._asdict() if isinstance(done, Swept) else asdict(done)
 
 
-def _print(done: Archived | Returned | Swept, wanted: WantedArchive) -> None:
+def _print(done: Archived | Returned | Swept, arguments: ArchiveArguments) -> None:
     if isinstance(done, Archived):
-        _print_archived(done, dry_run=wanted.dry_run)
+        _print_archived(done, dry_run=arguments.dry_run)
     elif isinstance(done, Returned):
         _print_returned(done)
     else:
         print_swept(done)
-    if wanted.take_over:
+    if arguments.take_over:
         typer.echo("the folders of the archive belong to this database now")
 
 
@@ -179,26 +179,26 @@ def _print_returned(done: Returned) -> None:
 
 
 async def _work(
-    dsn: str | None, wanted: WantedArchive, show: Report
+    dsn: str | None, arguments: ArchiveArguments, show: Report
 ) -> Archived | Returned | Swept:
     async with maintained(dsn) as database:
-        if wanted.older_than_ms is not None:
+        if arguments.older_than_ms is not None:
             return await archive_events(
                 database,
-                older_than_ms=wanted.older_than_ms,
-                url=wanted.url,
-                room_ids=wanted.room_ids,
-                limit=wanted.limit,
-                dry_run=wanted.dry_run,
-                take_over=wanted.take_over,
+                older_than_ms=arguments.older_than_ms,
+                url=arguments.url,
+                room_ids=arguments.room_ids,
+                limit=arguments.limit,
+                dry_run=arguments.dry_run,
+                take_over=arguments.take_over,
                 report=show,
             )
-        if wanted.is_back:
+        if arguments.is_back:
             return await return_events(
                 database,
-                pack=wanted.pack,
-                room_ids=wanted.room_ids,
-                take_over=wanted.take_over,
+                pack=arguments.pack,
+                room_ids=arguments.room_ids,
+                take_over=arguments.take_over,
                 report=show,
             )
-        return await sweep(database, take_over=wanted.take_over, report=show)
+        return await sweep(database, take_over=arguments.take_over, report=show)

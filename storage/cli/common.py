@@ -35,20 +35,20 @@ from storage.store.open import open_store
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-def given_dsn(given: str | None, context: typer.Context, what: str, variable: str) -> str | None:
+def dsn_of(argument: str | None, context: typer.Context, what: str, variable: str) -> str | None:
     """Return a DSN of the command line, else that of the environment.
 
     Warn of a password on the command line.
     """
-    if given is None:
+    if argument is None:
         return None if context.resilient_parsing else environment_dsn(variable=variable)
-    if has_password(given):
+    if has_password(argument):
         logger.warning(IN_PROCESS_LIST, what, variable, variable)
-    return given
+    return argument
 
 
-def _dsn(context: typer.Context, given: str | None) -> str | None:
-    return given_dsn(given, context, "--dsn", VARIABLE)
+def _dsn(context: typer.Context, argument: str | None) -> str | None:
+    return dsn_of(argument, context, "--dsn", VARIABLE)
 
 
 DsnOption = Annotated[
@@ -93,12 +93,12 @@ JsonOption = Annotated[
 ]
 
 
-def synapse_dsn_of(context: typer.Context, given: str | None) -> str | None:
+def synapse_dsn_of(context: typer.Context, argument: str | None) -> str | None:
     """Return the DSN of a Synapse: as given, else of its variable or file."""
-    found = given_dsn(given, context, "SYNAPSE_DSN", SYNAPSE_VARIABLE)
-    if found is None and not context.resilient_parsing:
+    dsn = dsn_of(argument, context, "SYNAPSE_DSN", SYNAPSE_VARIABLE)
+    if dsn is None and not context.resilient_parsing:
         raise InputError(f"give SYNAPSE_DSN, or set {SYNAPSE_VARIABLE} or {SYNAPSE_VARIABLE}_FILE")
-    return found
+    return dsn
 
 
 @asynccontextmanager

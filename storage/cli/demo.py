@@ -49,7 +49,7 @@ GENERATED: Final = (
 """Rooms by shape (`storage.testing.SHAPES`), version and number of events."""
 
 
-class DemoPlace(NamedTuple):
+class DemoDatabase(NamedTuple):
     """An open database for the demonstration.
 
     ``about``: where the data lies. ``settings``: the line of a shell with which other commands find
@@ -77,16 +77,16 @@ async def _demo(dsn: str | None, config: Config, *, as_json: bool) -> None:
     program = first_room()
     room: RoomBuilder = program.new_room()
     async with (
-        demo_place(dsn, config) as place,
+        demo_database(dsn, config) as database,
         open_store(
-            place.dsn,
+            database.dsn,
             server_name=SERVER_NAME,
             instance_name="demo",
-            config=place.config,
+            config=database.config,
             migrate=True,
         ) as store,
     ):
-        async for title, value in _shown(store, program, room, place):
+        async for title, value in _shown(store, program, room, database):
             results[title] = value
             if not as_json:
                 typer.echo(f"{title}: {value}")
@@ -94,16 +94,16 @@ async def _demo(dsn: str | None, config: Config, *, as_json: bool) -> None:
         print_json(results)
         return
     typer.echo("\nWhat next\n")
-    for line in commands(place, room, program.BOB):
+    for line in commands(database, room, program.BOB):
         typer.echo(f"  {line}")
-    typer.echo(f"\nTo delete the data: {place.removal}")
+    typer.echo(f"\nTo delete the data: {database.removal}")
 
 
 async def _shown(
-    store: Store, program: ModuleType, room: RoomBuilder, place: DemoPlace
+    store: Store, program: ModuleType, room: RoomBuilder, database: DemoDatabase
 ) -> AsyncIterator[tuple[str, object]]:
     """Yield each result with its title. Raise `StorageCorrupt` if `verify` finds something."""
-    yield "data", place.about
+    yield "data", database.about
     async for title, value in program.shown(store, room):
         yield title, value
     room_ids = [room.room_id]
@@ -114,17 +114,18 @@ async def _shown(
         stored = await store.append(made.pdus, room_version=version, verify_keys=made.keys)
         seconds = time.perf_counter() - start
         outcomes = Counter(result.outcome for result in stored)
-        said = ", ".join(f"{amount:,} {outcome}" for outcome, amount in outcomes.items())
-        yield f"{shape}, version {version}", f"{said}, in {seconds:.2f} s"
-    found = [
-        one async for one in verify(store.database, server_name=SERVER_NAME, room_ids=room_ids)
+        numbers = ", ".join(f"{amount:,} {outcome}" for outcome, amount in outcomes.items())
+        yield f"{shape}, version {version}", f"{numbers}, in {seconds:.2f} s"
+    findings = [
+        finding
+        async for finding in verify(store.database, server_name=SERVER_NAME, room_ids=room_ids)
     ]
-    if found:
-        raise StorageCorrupt("the demonstration found a difference", room_id=found[0].room_id)
+    if findings:
+        raise StorageCorrupt("the demonstration found a difference", room_id=findings[0].room_id)
     yield "verify", "all derived data is as computed again"
     async with store.database.connection() as conn:
-        held = await counts(conn)
-    yield "stored", f"{held.events:,} events in {held.rooms} rooms"
+        totals = await counts(conn)
+    yield "stored", f"{totals.events:,} events in {totals.rooms} rooms"
 
 
 def first_room() -> ModuleType:
@@ -135,18 +136,18 @@ def first_room() -> ModuleType:
     package = Path(__file__).resolve().parent.parent
     inside = package / PROGRAM
     path = inside if inside.exists() else package.parent / PROGRAM
-    found = importlib.util.spec_from_file_location("first_room", path)
-    if found is None or found.loader is None:
+    spec = importlib.util.spec_from_file_location("first_room", path)
+    if spec is None or spec.loader is None:
         raise ImportError(f"no program: {path}")
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
 @asynccontextmanager
-async def demo_place(
+async def demo_database(
     dsn: str | None, config: Config, environ: Mapping[str, str] = os.environ
-) -> AsyncIterator[DemoPlace]:
+) -> AsyncIterator[DemoDatabase]:
     """Open the place for the demonstration; create it if it does not exist."""
     if dsn is None:
         folder = (data_directory(environ) / FOLDER).absolute()
@@ -163,9 +164,9 @@ async def demo_place(
     yield _in_database(dsn, config, environ)
 
 
-def _in_folder(dsn: str, config: Config, folder: Path) -> DemoPlace:
+def _in_folder(dsn: str, config: Config, folder: Path) -> DemoDatabase:
     quoted = shlex.quote(str(folder))
-    return DemoPlace(
+    return DemoDatabase(
         dsn,
         config,
         f"{folder} (embedded Postgres)",
@@ -174,7 +175,7 @@ def _in_folder(dsn: str, config: Config, folder: Path) -> DemoPlace:
     )
 
 
-def _in_database(dsn: str, config: Config, environ: Mapping[str, str]) -> DemoPlace:
+def _in_database(dsn: str, config: Config, environ: Mapping[str, str]) -> DemoDatabase:
     schema = config.database_schema
     variables = [f"{SCHEMA_VARIABLE}={shlex.quote(schema)}"]
     if environ.get("STORAGE_DSN") != dsn:
@@ -182,7 +183,7 @@ def _in_database(dsn: str, config: Config, environ: Mapping[str, str]) -> DemoPl
         shown = '"…the DSN that you gave…"' if urlsplit(dsn).password else shlex.quote(dsn)
         variables.insert(0, f"STORAGE_DSN={shown}")
     drop = shlex.quote(f'DROP SCHEMA "{schema}" CASCADE')
-    return DemoPlace(
+    return DemoDatabase(
         dsn,
         config,
         f"database {described(dsn, schema)}",
@@ -191,10 +192,10 @@ def _in_database(dsn: str, config: Config, environ: Mapping[str, str]) -> DemoPl
     )
 
 
-def commands(place: DemoPlace, room: RoomBuilder, bob: str) -> Iterator[str]:
+def commands(database: DemoDatabase, room: RoomBuilder, bob: str) -> Iterator[str]:
     """Yield lines for a shell: settings first, then commands that use the example's room."""
     event = room.events[-1].event_id
-    yield place.settings
+    yield database.settings
     for arguments in (
         ["stats"],
         ["explain-visibility", event, bob],

@@ -39,11 +39,11 @@ def command(
 
 
 async def _explain(dsn: str | None, event_id: str, user_or_server: str) -> Explanation:
-    [wanted] = args.events([event_id])
+    [checked_id] = args.events([event_id])
     async with maintained(dsn) as database:
         if user_or_server.startswith("@"):
             args.local_user(user_or_server, await local_server_name(database))
         else:
             args.server(user_or_server)
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            return await explain_visibility(conn, EventId(wanted), user_or_server)
+            return await explain_visibility(conn, EventId(checked_id), user_or_server)

@@ -69,7 +69,7 @@ def command(
             f"{file}: this command writes NDJSON; `room-storage spark export` writes Parquet"
         )
     with _opened(file, overwrite=overwrite) as target, ProgressDisplay(quiet=quiet) as show:
-        rooms = None if room is None else [RoomId(one) for one in room]
+        rooms = None if room is None else [RoomId(room_id) for room_id in room]
         done = run(
             _export(target, dsn, rooms, show), PARTIAL if file == STANDARD_OUTPUT else NO_FILE
         )

@@ -46,13 +46,13 @@ def command(
             done, swept = run(_remove(dsn, user, show), AGAIN)
         _print_removed(user, done, swept, as_json=as_json)
         return
-    changed, known = run(_forget(dsn, user, undo=undo), AGAIN)
+    changed, is_known = run(_forget(dsn, user, undo=undo), AGAIN)
     if as_json:
-        print_json({"user": user, "erased": not undo, "changed": changed, "known": known})
+        print_json({"user": user, "erased": not undo, "changed": changed, "known": is_known})
         return
     state = "is not forgotten" if undo else "is forgotten"
     typer.echo(f"{user} {state}" + ("" if changed else ", and was so before"))
-    if not known:
+    if not is_known:
         typer.echo("no stored event names this user: check the id")
 
 
@@ -60,13 +60,13 @@ async def _forget(dsn: str | None, user: str, *, undo: bool) -> tuple[bool, bool
     """Return whether that is new, and whether the user was known before."""
     user_id = args.user(user)
     async with maintained(dsn) as database, database.connection() as conn:
-        known = await is_named(conn, user_id)
+        is_known = await is_named(conn, user_id)
         changed = await (
             restore_user(conn, user_id)
             if undo
             else erase_user(conn, user_id, time.time_ns() // 1_000_000)
         )
-        return changed, known
+        return changed, is_known
 
 
 async def _remove(dsn: str | None, user: str, show: Report) -> tuple[RemovedContent, Swept]:

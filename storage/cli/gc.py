@@ -30,15 +30,15 @@ def command(
     """
     with ProgressDisplay(quiet=quiet) as show:
         collected, old = run(_collect(dsn, room, show), AGAIN)
-    freed = sum(one.state_groups for one in collected)
+    freed = sum(room_result.state_groups for room_result in collected)
     if as_json:
-        rooms = [one._asdict() for one in collected]
+        rooms = [room_result._asdict() for room_result in collected]
         print_json({"state_groups": freed, "rooms": rooms, **old._asdict()})
         return
     print_rows(
         "Freed",
         ["room", "state groups"],
-        [(one.room_id, one.state_groups) for one in collected],
+        [(room_result.room_id, room_result.state_groups) for room_result in collected],
         as_json=False,
     )
     typer.echo(f"{amount(freed, 'state group')} freed")

@@ -54,7 +54,7 @@ def begin(level: LogLevel, log_format: LogFormat) -> None:
 def end() -> None:
     """Undo `begin`."""
     root = logging.getLogger()
-    for handler in [one for one in root.handlers if isinstance(one, LimitRepeated)]:
+    for handler in [limiter for limiter in root.handlers if isinstance(limiter, LimitRepeated)]:
         root.removeHandler(handler)
         handler.close()
         logging.captureWarnings(capture=False)
@@ -92,10 +92,10 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        said = " ".join(
+        text = " ".join(
             [record.getMessage(), *(f"{name}={value}" for name, value in ids(record).items())]
         )
-        line = f"{time_of(record)} {record.levelname} {record.name}: {said}"
+        line = f"{time_of(record)} {record.levelname} {record.name}: {text}"
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
 
@@ -156,9 +156,9 @@ class LimitRepeated(logging.Handler):
         now = self._clock()
         self._report(before=now - LIMIT_SECONDS)
         text = record.name, record.getMessage()
-        known = self._passed.get(text)
-        if known is not None:
-            known.count, known.last = known.count + 1, now
+        repetitions = self._passed.get(text)
+        if repetitions is not None:
+            repetitions.count, repetitions.last = repetitions.count + 1, now
             return
         if record.levelno >= logging.WARNING and len(self._passed) < TEXTS_MAX:
             self._passed[text] = Repetitions(record, now, now)
@@ -166,24 +166,24 @@ class LimitRepeated(logging.Handler):
 
     def _report(self, *, before: float) -> None:
         """Forget the warnings that first came before this moment; log how often they came."""
-        for text, known in list(self._passed.items()):
-            if known.first > before:
+        for text, repetitions in list(self._passed.items()):
+            if repetitions.first > before:
                 break
             del self._passed[text]
-            if known.count:
-                self.lines.handle(repeated(known))
+            if repetitions.count:
+                self.lines.handle(repeated(repetitions))
 
 
-def repeated(known: Repetitions) -> logging.LogRecord:
+def repeated(repetitions: Repetitions) -> logging.LogRecord:
     """Return the record that gives the number of repetitions."""
-    times = "once" if known.count == 1 else f"{known.count} times"
-    seconds = known.last - known.first
+    times = "once" if repetitions.count == 1 else f"{repetitions.count} times"
+    seconds = repetitions.last - repetitions.first
     return logging.makeLogRecord(
         {
-            "name": known.record.name,
-            "levelno": known.record.levelno,
-            "levelname": known.record.levelname,
+            "name": repetitions.record.name,
+            "levelno": repetitions.record.levelno,
+            "levelname": repetitions.record.levelname,
             "msg": "repeated %s in %.1f s: %s",
-            "args": (times, seconds, known.record.getMessage()),
+            "args": (times, seconds, repetitions.record.getMessage()),
         }
     )

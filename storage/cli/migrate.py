@@ -95,13 +95,13 @@ def command(
         _print_revision(run(_migrate(dsn, how, pre=pre), DONE) or "", as_json=as_json)
 
 
-def _print_revision(found: str, *, as_json: bool) -> None:
-    if not as_json and found > HEAD_REVISION:
-        typer.echo(later_sentence(found, HEAD_REVISION))
+def _print_revision(revision: str, *, as_json: bool) -> None:
+    if not as_json and revision > HEAD_REVISION:
+        typer.echo(later_sentence(revision, HEAD_REVISION))
         return
-    print_values({"revision": found or None, "wanted": HEAD_REVISION}, as_json=as_json)
-    if not as_json and found < HEAD_REVISION:
-        typer.echo(left_sentence(found))
+    print_values({"revision": revision or None, "wanted": HEAD_REVISION}, as_json=as_json)
+    if not as_json and revision < HEAD_REVISION:
+        typer.echo(left_sentence(revision))
 
 
 def _list(dsn: str | None, how: MigrationOptions, *, as_json: bool) -> None:

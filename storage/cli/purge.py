@@ -90,7 +90,7 @@ class ListedJob(NamedTuple):
     state: str
 
 
-class WantedPurge(NamedTuple):
+class PurgeArguments(NamedTuple):
     """The arguments of the command; ``room_id`` None without ``retention``: resume."""
 
     room_id: str | None
@@ -140,51 +140,51 @@ def command(
     if show_jobs:
         _print_jobs(run(_jobs(dsn)), as_json=as_json)
         return
-    wanted = WantedPurge(room_id, before, before_ts, whole, force, local, retention, dry_run)
+    arguments = PurgeArguments(room_id, before, before_ts, whole, force, local, retention, dry_run)
     with ProgressDisplay(quiet=quiet) as show:
-        work = _purge(dsn, server_name, wanted, show)
+        work = _purge(dsn, server_name, arguments, show)
         purged, swept = run(work, UNCHANGED if dry_run else AGAIN)
     _print_purged(purged, swept, dry_run=dry_run, as_json=as_json)
 
 
 async def _purge(
-    dsn: str | None, server_name: str | None, wanted: WantedPurge, show: Report
+    dsn: str | None, server_name: str | None, arguments: PurgeArguments, show: Report
 ) -> tuple[list[Purged], Swept]:
     """Purge, then remove what was purged from the archive."""
     async with maintained(dsn) as database:
         name = await local_server_name(database, server_name)
-        purged = await _purge_tables(database, name, wanted, show)
-        return purged, Swept() if wanted.dry_run else await sweep_if_free(database, report=show)
+        purged = await _purge_tables(database, name, arguments, show)
+        return purged, Swept() if arguments.dry_run else await sweep_if_free(database, report=show)
 
 
 async def _purge_tables(
-    database: Database, name: str, wanted: WantedPurge, show: Report
+    database: Database, name: str, arguments: PurgeArguments, show: Report
 ) -> list[Purged]:
-    if wanted.retention:
-        purges = purge_retention(database, server_name=name, dry_run=wanted.dry_run, report=show)
-        return [one async for one in purges]
-    if wanted.room_id is None:
-        return [one async for one in resume(database, server_name=name, report=show)]
-    if wanted.whole:
+    if arguments.retention:
+        purges = purge_retention(database, server_name=name, dry_run=arguments.dry_run, report=show)
+        return [purged async for purged in purges]
+    if arguments.room_id is None:
+        return [purged async for purged in resume(database, server_name=name, report=show)]
+    if arguments.whole:
         return [
             await purge_room(
                 database,
-                wanted.room_id,
+                arguments.room_id,
                 server_name=name,
-                force=wanted.force,
-                dry_run=wanted.dry_run,
+                force=arguments.force,
+                dry_run=arguments.dry_run,
                 report=show,
             )
         ]
     return [
         await purge_history(
             database,
-            wanted.room_id,
+            arguments.room_id,
             server_name=name,
-            before_event_id=wanted.before,
-            before_ts=wanted.before_ts,
-            local=wanted.local,
-            dry_run=wanted.dry_run,
+            before_event_id=arguments.before,
+            before_ts=arguments.before_ts,
+            local=arguments.local,
+            dry_run=arguments.dry_run,
             report=show,
         )
     ]
@@ -192,8 +192,8 @@ async def _purge_tables(
 
 async def _jobs(dsn: str | None) -> list[ListedJob]:
     async with maintained(dsn) as database:
-        found, rooms = await jobs(database), await running(database)
-    return [ListedJob(job, _state(job, is_running=job.room_nid in rooms)) for job in found]
+        purge_jobs, rooms = await jobs(database), await running(database)
+    return [ListedJob(job, _state(job, is_running=job.room_nid in rooms)) for job in purge_jobs]
 
 
 def _state(job: PurgeJob, *, is_running: bool) -> str:
@@ -217,12 +217,12 @@ def _milliseconds(date: str) -> int:
 
 def _print_purged(purged: list[Purged], swept: Swept, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        rooms = [_document(one) for one in purged]
+        rooms = [_document(purge) for purge in purged]
         print_json({"dry_run": dry_run, "rooms": rooms, "archive": swept._asdict()})
         return
-    for one in purged:
-        summary = f"{one.room_id}: {amount(one.events, 'event')}"
-        job = one.job
+    for purge in purged:
+        summary = f"{purge.room_id}: {amount(purge.events, 'event')}"
+        job = purge.job
         more = (
             ""
             if job is None
@@ -245,9 +245,9 @@ def _document(purged: Purged) -> dict[str, Any]:
     }
 
 
-def _print_jobs(found: list[ListedJob], *, as_json: bool) -> None:
+def _print_jobs(listed_jobs: list[ListedJob], *, as_json: bool) -> None:
     if as_json:
-        print_json([job._asdict() | {"state": state} for job, state in found])
+        print_json([job._asdict() | {"state": state} for job, state in listed_jobs])
         return
     rows = [
         (
@@ -257,10 +257,10 @@ def _print_jobs(found: list[ListedJob], *, as_json: bool) -> None:
             _time(job.started_ts),
             _described(job, state),
         )
-        for job, state in found
+        for job, state in listed_jobs
     ]
     print_rows("Purges", ["job", "room", "events", "started (UTC)", "state"], rows, as_json=False)
-    if not found:
+    if not listed_jobs:
         typer.echo("no purges")
 
 
@@ -268,8 +268,8 @@ def _described(job: PurgeJob, state: str) -> str:
     """Return the state with the time of the end, or with the phase and why it stopped."""
     if job.finished_ts is not None:
         return f"{state} {_time(job.finished_ts)}"
-    said = f"{state}: {PHASES.get(job.phase, job.phase)}"
-    return said if job.error is None else f"{said}: {job.error}"
+    text = f"{state}: {PHASES.get(job.phase, job.phase)}"
+    return text if job.error is None else f"{text}: {job.error}"
 
 
 def _time(ts: int) -> str:

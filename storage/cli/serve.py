@@ -198,8 +198,8 @@ def listening(host: str, port: int, application: WSGIApplication) -> HttpServer:
 
 def refused_address(host: str, port: int, error: OSError) -> str:
     """Return the sentence for an address that cannot be bound."""
-    known = error.errno is not None and error.errno > 0  # those of getaddrinfo are negative
-    reason = os.strerror(error.errno or 0).lower() if known else error.strerror or str(error)
+    has_number = error.errno is not None and error.errno > 0  # those of getaddrinfo are negative
+    reason = os.strerror(error.errno or 0).lower() if has_number else error.strerror or str(error)
     return f"cannot listen on {host}:{port}: {reason}"
 
 
@@ -232,10 +232,10 @@ def answer(
     application: WSGIApplication, environ: WSGIEnvironment
 ) -> tuple[str, list[tuple[str, str]], bytes]:
     """Return status, headers and body. An exception is logged, and is a 500."""
-    given: list[tuple[str, list[tuple[str, str]]]] = []
+    responses: list[tuple[str, list[tuple[str, str]]]] = []
 
     def start(status: str, headers: list[tuple[str, str]], *_: object) -> Callable[[bytes], object]:
-        given.append((status, headers))
+        responses.append((status, headers))
         return lambda _: None
 
     try:
@@ -244,7 +244,7 @@ def answer(
         logger.exception("the answer to %s failed", environ["PATH_INFO"])
         failed = document(lambda: (HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "see the log"}))
         body = b"".join(failed(environ, start))
-    return *given[-1], body
+    return *responses[-1], body
 
 
 def document(make: Callable[[], Document]) -> WSGIApplication:
@@ -389,20 +389,24 @@ async def _serve(
         store = await stack.enter_async_context(
             opened_store(dsn, server_name=server_name, instance_name=instance_name)
         )
-        places: dict[str, object] = {}
+        addresses: dict[str, object] = {}
         peer: ReplicationPeer | None = None
         if redis is not None:
             peer = await stack.enter_async_context(_over_redis(store, redis))
-            places["redis"] = _without_password(redis)
+            addresses["redis"] = _without_password(redis)
         if listen is not None:
             server = await stack.enter_async_context(await _listening(store, *listen))
-            places |= {"host": server.address[0], "port": server.port, "tls": listen[2] is not None}
+            addresses |= {
+                "host": server.address[0],
+                "port": server.port,
+                "tls": listen[2] is not None,
+            }
         if http is not None:
             url = await stack.enter_async_context(_over_http(store, peer, *http))
-            places |= {"http": url, "metrics": f"{url}/metrics"}
-        _print_places(places, as_json=as_json)
+            addresses |= {"http": url, "metrics": f"{url}/metrics"}
+        _print_addresses(addresses, as_json=as_json)
         subject = f"room-storage {__version__} serves the database of {store.server_name}"
-        logger.info("%s", subject, extra=places)
+        logger.info("%s", subject, extra=addresses)
         await stopped.wait()
         logger.info("a signal has ended serve")
 
@@ -445,18 +449,19 @@ def stopped_by_signal() -> asyncio.Event:
     return stopped
 
 
-def _print_places(places: dict[str, object], *, as_json: bool) -> None:
+def _print_addresses(addresses: dict[str, object], *, as_json: bool) -> None:
     if as_json:
-        print_json(places)
+        print_json(addresses)
         return
-    if "port" in places:
+    if "port" in addresses:
         typer.echo(
-            f"listening on {places['host']}:{places['port']}{' (TLS)' if places['tls'] else ''}"
+            f"listening on {addresses['host']}:{addresses['port']}"
+            f"{' (TLS)' if addresses['tls'] else ''}"
         )
-    if "redis" in places:
-        typer.echo(f"publishing on {places['redis']}")
-    if "http" in places:
-        typer.echo(f"health and metrics at {places['http']}: /livez, /readyz, /metrics")
+    if "redis" in addresses:
+        typer.echo(f"publishing on {addresses['redis']}")
+    if "http" in addresses:
+        typer.echo(f"health and metrics at {addresses['http']}: /livez, /readyz, /metrics")
 
 
 def _tls(certificate: Path | None, key: Path | None, authorities: Path | None) -> SSLContext | None:

@@ -48,7 +48,7 @@ from storage.observability.counters import Progress
 # --------------------------------------------------------------------------------------------------
 # Progress of Spark's jobs: the tasks that are done, of those of the running stages.
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def tasks_shown(spark: Any, *, quiet: bool) -> Iterator[None]:
 
 def _watch(spark: Any, show: ProgressDisplay, ended: threading.Event) -> None:
     tracker = spark.sparkContext.statusTracker()
-    while not ended.wait(LOOK_SECONDS):
+    while not ended.wait(POLL_SECONDS):
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         running = [stage for stage in stages if stage is not None]
         if total := sum(stage.numTasks for stage in running):
@@ -347,23 +347,23 @@ def statistics(
     You can open the page anywhere.
     """
     with opened_session(dsn, master, conf) as (spark, target):
-        found = pipeline().statistics(
+        summary = pipeline().statistics(
             spark, target, path, top=top, partitions=tasks or 8, stage=_print_stage
         )
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(summary))
         return
     print_values(
-        {name.replace("_", " "): f"{value:,}" for name, value in found.totals.items()},
+        {name.replace("_", " "): f"{value:,}" for name, value in summary.totals.items()},
         as_json=False,
     )
     for title, columns, rows in (
-        ("Events per type", ["type", "events", "bytes"], found.types),
-        ("Largest states", ["name", "room_id", "state_entries", "events"], found.largest_states),
+        ("Events per type", ["type", "events", "bytes"], summary.types),
+        ("Largest states", ["name", "room_id", "state_entries", "events"], summary.largest_states),
         (
             "Most forked rooms",
             ["name", "room_id", "merges", "forward_extremities", "events"],
-            found.most_forked,
+            summary.most_forked,
         ),
     ):
         print_rows(title, columns, [[row[name] for name in columns] for row in rows], as_json=False)
@@ -422,28 +422,30 @@ def demo(master: MasterOption = "local[2]", conf: ConfOption = None) -> None:
     package = pipeline()
     sessions = importlib.import_module("storage.pipeline.session")
     sessions.check_java()
-    settings = {"spark.ui.showConsoleProgress": "false"} | dict(setting(one) for one in conf or ())
+    settings = {"spark.ui.showConsoleProgress": "false"} | dict(
+        setting(option) for option in conf or ()
+    )
     with interruptible(), sessions.executor_errors():
         spark_demo.show(package, lambda: sessions.session(master, settings))
 
 
-def _keys(given: list[str] | None) -> dict[tuple[str, str], Any]:
+def _keys(texts: list[str] | None) -> dict[tuple[str, str], Any]:
     """Parse verify keys from texts such as ``example.org ed25519:1 base64``."""
-    found: dict[tuple[str, str], Any] = {}
-    if not given:
-        return found
+    keys: dict[tuple[str, str], Any] = {}
+    if not texts:
+        return keys
     examining = importlib.import_module("storage.pipeline.imports.validate")
-    for text in given:
+    for text in texts:
         parts = text.split()
         try:
             server, key_id, key = parts
-            found[server, key_id] = examining.verify_key(key_id, key)
+            keys[server, key_id] = examining.verify_key(key_id, key)
         except ValueError:
             raise InputError(
                 f"--allow-key {text!r}: give a server, a key id and the key,"
                 " as 'example.org ed25519:1 l8Hft5qXKn1v…'"
             ) from None
-    return found
+    return keys
 
 
 def _print_summary(summary: Any, started: float, *, as_json: bool) -> None:

@@ -80,7 +80,7 @@ def command(
     importlib.import_module("storage.pipeline.lake.questions").chosen_questions(tuple(questions))
     shown = {}
     with session_alone(master, conf, AGAIN) as spark:
-        found = pipeline().answers(
+        answers = pipeline().answers(
             spark,
             mirror,
             tuple(questions),
@@ -89,7 +89,7 @@ def command(
             tasks=tasks or 8,
             keep_hours=keep,
         )
-        for name, answer in found.items():
+        for name, answer in answers.items():
             if output is not None:
                 answer.rows.write.mode("overwrite").parquet(f"{output.rstrip('/')}/{name}")
             if as_json:
@@ -123,7 +123,7 @@ def newest_and_forecast(rows: list[dict[str, Any]], limit: int) -> list[dict[str
     ``rows`` are in the order of days.
     """
     counted = [row for row in rows if not row[FORECAST]]
-    ahead = [row for row in rows if row[FORECAST]]
-    step = max(-(-len(ahead) // max(limit // 2, 1)), 1)
-    shown = ahead[::-step][::-1] if limit > 1 else []
+    forecast = [row for row in rows if row[FORECAST]]
+    step = max(-(-len(forecast) // max(limit // 2, 1)), 1)
+    shown = forecast[::-step][::-1] if limit > 1 else []
     return [*counted[-(limit - len(shown)) :], *shown]

@@ -56,10 +56,10 @@ def show(pipeline: ModuleType, session: Callable[[], Any]) -> None:
             rejects=str(base / "rejects"),
             work=str(base / "work"),
         )
-        said = ", ".join(
+        numbers = ", ".join(
             f"{count:,} {outcome}" for outcome, count in summary.outcomes.most_common()
         )
-        say(f"import: {summary.lines:,} lines of {ROOMS} rooms, each of another version: {said}")
+        say(f"import: {summary.lines:,} lines of {ROOMS} rooms, each of another version: {numbers}")
         made = pipeline.export_parquet(spark, dsn, str(base / "export"), partitions=2)
         say(
             f"export: {made.events:,} events, {made.state_deltas:,} state deltas,"
@@ -67,12 +67,12 @@ def show(pipeline: ModuleType, session: Callable[[], Any]) -> None:
         )
         streamed = _streamed(spark, dsn, base)
         say(f"stream: {streamed:,} events in batches of 1,000, each once")
-        found = pipeline.verify(spark, dsn).count()
-        say(f"verify: {found} differences")
-        if found or streamed + summary.rejects + summary.outcomes["duplicate"] != summary.lines:
+        findings = pipeline.verify(spark, dsn).count()
+        say(f"verify: {findings} differences")
+        if findings or streamed + summary.rejects + summary.outcomes["duplicate"] != summary.lines:
             raise StorageCorrupt(
                 "the demonstration found a difference",
-                findings=found,
+                findings=findings,
                 streamed=streamed,
                 lines=summary.lines,
             )

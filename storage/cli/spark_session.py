@@ -94,7 +94,7 @@ def _starter(master: str, conf: list[str] | None) -> Callable[[], AbstractContex
     """Return what opens the session. Raise where Java, the extra or a setting is missing."""
     pipeline()
     sessions = importlib.import_module("storage.pipeline.session")
-    settings = dict(setting(one) for one in conf or ())
+    settings = dict(setting(option) for option in conf or ())
     sessions.check_master(master)
     sessions.check_java()
 
@@ -121,7 +121,7 @@ async def _ready(stack: AsyncExitStack, dsn: str | None) -> str:
 
 def setting(text: str) -> tuple[str, str]:
     """Return the key and the value of ``--conf``. Raise `InputError`."""
-    name, found, value = text.partition("=")
-    if not found:
+    name, separator, value = text.partition("=")
+    if not separator:
         raise InputError(f"--conf {text}: give KEY=VALUE")
     return name, value

@@ -73,19 +73,19 @@ def command(
 
 async def read_stats(conn: Connection, top: int = 10) -> Stats:
     """Return the statistics of `room-storage stats`."""
-    found, tables = await counts(conn), await table_sizes(conn)
-    an_event, now_ms = bytes_per_event(found, tables), time.time_ns() // 1_000_000
+    totals, tables = await counts(conn), await table_sizes(conn)
+    an_event, now_ms = bytes_per_event(totals, tables), time.time_ns() // 1_000_000
     received = await received_days(conn, now_ms)
     grown, days = growth(received, an_event, now_ms), full_days(received, now_ms)
-    expected = forecast(found.database_bytes, an_event, found.events, days)
+    expected = forecast(totals.database_bytes, an_event, totals.events, days)
     forms = await stored_forms(conn)
     archive = await archive_sizes(conn)
-    return Stats(found, tables, await largest_states(conn, top), grown, expected, forms, archive)
+    return Stats(totals, tables, await largest_states(conn, top), grown, expected, forms, archive)
 
 
-def bytes_per_event(found: StoreCounts, tables: list[TableSize]) -> float:
+def bytes_per_event(totals: StoreCounts, tables: list[TableSize]) -> float:
     """Return the bytes of all tables and indexes by event."""
-    return sum(table.total_bytes for table in tables) / max(found.events, 1)
+    return sum(table.total_bytes for table in tables) / max(totals.events, 1)
 
 
 def as_document(stats: Stats) -> dict[str, Any]:
@@ -108,19 +108,19 @@ def as_document(stats: Stats) -> dict[str, Any]:
 
 def overview(stats: Stats) -> dict[str, object]:
     """Return the counts, for people."""
-    found = stats.counts
+    totals = stats.counts
     values: dict[str, object] = {
-        name.replace("_", " "): f"{value:,}" for name, value in found._asdict().items()
+        name.replace("_", " "): f"{value:,}" for name, value in totals._asdict().items()
     }
     values["json bytes"] = (  # as stored
-        f"{found.json_bytes:,}, {_per(found.json_bytes, found.events):,} an event"
+        f"{totals.json_bytes:,}, {_per(totals.json_bytes, totals.events):,} an event"
     )
     values["database bytes"] = (
-        f"{found.database_bytes:,}, {_per(found.database_bytes, found.events):,} an event"
+        f"{totals.database_bytes:,}, {_per(totals.database_bytes, totals.events):,} an event"
     )
     return (
         values
-        | forms_overview(stats.forms, found.events - stats.archive.events)
+        | forms_overview(stats.forms, totals.events - stats.archive.events)
         | {"archive": archive_overview(stats.archive)}
     )
 
@@ -174,11 +174,14 @@ def table_rows(stats: Stats) -> tuple[list[str], list[tuple[str, ...]]]:
 def print_growth(stats: Stats) -> None:
     """Print the growth of each period, and the forecast, for people."""
     periods = [
-        (_days("last", one.days), *(f"{value:,}" for value in one[2:])) for one in stats.growth
+        (_days("last", period.days), *(f"{value:,}" for value in period[2:]))
+        for period in stats.growth
     ]
     columns = ["period", "events", "events a day", "bytes a day"]
     print_rows("Growth", columns, periods, as_json=False)
-    sizes = [(_days("in", one.days), f"{one.database_bytes:,}") for one in stats.forecast]
+    sizes = [
+        (_days("in", expected.days), f"{expected.database_bytes:,}") for expected in stats.forecast
+    ]
     print_rows("Forecast", ["database", "bytes"], sizes, as_json=False)
     if not sizes:
         typer.echo(TOO_YOUNG)

@@ -17,7 +17,7 @@ from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.output import ExitCode, amount, print_json, print_rows
 from storage.database.connection import Database
 from storage.errors import StorageCorrupt
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.verify import Finding, verify
 from storage.maintenance.verify.run import verify_database
@@ -52,7 +52,7 @@ def command(
     server_name: ServerNameOption = None,
     *,
     room: RoomsOption = None,
-    mend: Annotated[
+    repairing: Annotated[
         bool,
         typer.Option("--repair", help="Rebuild the derived data of the rooms with findings."),
     ] = False,
@@ -64,13 +64,15 @@ def command(
     Exit code 1 if a difference is left.
     """
     with ProgressDisplay(quiet=quiet) as show:
-        work = _verify(dsn, server_name, room, show, mend=mend)
-        reported = run(work, REPAIRED if mend else UNCHANGED)
-    left = sum(not one.repaired for one in reported)
+        work = _verify(dsn, server_name, room, show, repairing=repairing)
+        reported = run(work, REPAIRED if repairing else UNCHANGED)
+    left = sum(not report.repaired for report in reported)
     if as_json:
-        print_json({"findings": [_document(one) for one in reported], "left": left})
+        print_json({"findings": [_document(report) for report in reported], "left": left})
     else:
-        rows = [(*_columns(one.finding), "yes" if one.repaired else "no") for one in reported]
+        rows = [
+            (*_columns(report.finding), "yes" if report.repaired else "no") for report in reported
+        ]
         print_rows(
             "Findings",
             ["check", "room", "subject", "found", "expected", "repaired"],
@@ -82,7 +84,7 @@ def command(
             if reported
             else "nothing found"
         )
-        lacking = (one.finding.remedy for one in reported if not one.repaired)
+        lacking = (report.finding.remedy for report in reported if not report.repaired)
         for remedy in dict.fromkeys(lacking):
             typer.echo(f"to repair: {remedy}")
     if left:
@@ -114,31 +116,36 @@ def _document(reported: ReportedFinding) -> dict[str, Any]:
 
 
 async def _verify(
-    dsn: str | None, server_name: str | None, rooms: list[str] | None, show: Report, *, mend: bool
+    dsn: str | None,
+    server_name: str | None,
+    rooms: list[str] | None,
+    show: Report,
+    *,
+    repairing: bool,
 ) -> list[ReportedFinding]:
     async with maintained(dsn) as database:
         name = await local_server_name(database, server_name)
-        found = [
+        findings = [
             finding
             async for finding in verify(database, server_name=name, room_ids=rooms, report=show)
         ]
-        if not mend:
-            return [ReportedFinding(finding, repaired=False) for finding in found]
-        return await _repaired(database, name, found, show)
+        if not repairing:
+            return [ReportedFinding(finding, repaired=False) for finding in findings]
+        return await _repaired(database, name, findings, show)
 
 
 async def _repaired(
-    database: Database, server_name: str, found: list[Finding], show: Report
+    database: Database, server_name: str, findings: list[Finding], show: Report
 ) -> list[ReportedFinding]:
     """Repair rooms with repairable findings, and shared data; verify them again.
 
     Raise `StorageCorrupt` where an index is corrupt.
     """
-    await prove_indexes(database, "a repair", report=show)
+    await refuse_corrupt_indexes(database, "a repair", report=show)
     rooms = list(
         dict.fromkeys(
             finding.room_id
-            for finding in found
+            for finding in findings
             if finding.repairable and finding.room_id is not None
         )
     )
@@ -149,15 +156,15 @@ async def _repaired(
                 database,
                 room_id,
                 server_name=server_name,
-                indexes_proven=True,
+                indexes_compared=True,
                 report=lambda one: counted.within(one.share),
             )
         except StorageCorrupt as error:  # its findings stay, and other rooms are repaired
             logger.warning("a room is not repaired: %s", error, extra={"room_id": room_id})
         counted.add()
-    shared = any(finding.repairable and finding.room_id is None for finding in found)
+    shared = any(finding.repairable and finding.room_id is None for finding in findings)
     if shared:
-        await repair_positions(database, indexes_proven=True)
+        await repair_positions(database, indexes_compared=True)
     left = {
         finding
         async for finding in verify(database, server_name=server_name, room_ids=rooms, report=show)
@@ -165,11 +172,11 @@ async def _repaired(
     if shared:
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
             left |= {finding async for finding in verify_database(conn)}
-    looked_at = {*rooms, *([None] if shared else [])}
+    verified = {*rooms, *([None] if shared else [])}
     old = [
-        ReportedFinding(finding, repaired=finding.room_id in looked_at and finding not in left)
-        for finding in found
+        ReportedFinding(finding, repaired=finding.room_id in verified and finding not in left)
+        for finding in findings
     ]
     return old + [
-        ReportedFinding(finding, repaired=False) for finding in left if finding not in found
+        ReportedFinding(finding, repaired=False) for finding in left if finding not in findings
     ]

@@ -93,7 +93,7 @@ class RoomQueues:
         self._group = group
         self._work = work
         self._batch_max = batch_max
-        self._lanes: dict[Hashable, deque[QueuedLine]] = {}
+        self._queues: dict[Hashable, deque[QueuedLine]] = {}
         self._side_by_side = asyncio.Semaphore(SIDE_BY_SIDE_MAX)
         self._waiting = 0
         self._waiting_bytes = 0
@@ -108,40 +108,40 @@ class RoomQueues:
                 )
         self._waiting += 1
         self._waiting_bytes += len(entry.raw)
-        lane = self._lanes.get(room)
-        if lane is None:
-            self._lanes[room] = deque([entry])
+        queue = self._queues.get(room)
+        if queue is None:
+            self._queues[room] = deque([entry])
             self._group.create_task(self._drive(room))
         else:
-            lane.append(entry)
+            queue.append(entry)
 
     async def drain(self) -> None:
         """Wait until all queued lines are processed."""
         async with self._progress:
-            await self._progress.wait_for(lambda: not self._lanes)
+            await self._progress.wait_for(lambda: not self._queues)
 
     async def _drive(self, room: Hashable) -> None:
-        lane = self._lanes[room]
-        while lane:
+        queue = self._queues[room]
+        while queue:
             async with self._side_by_side:
-                run = take_run(lane, self._batch_max)
+                run = take_run(queue, self._batch_max)
                 await self._work(run)
             self._waiting -= len(run)
             self._waiting_bytes -= sum(len(entry.raw) for entry in run)
-            if not lane:
-                del self._lanes[room]
+            if not queue:
+                del self._queues[room]
             async with self._progress:
                 self._progress.notify_all()
 
 
-def take_run(lane: deque[QueuedLine], most: int) -> list[QueuedLine]:
+def take_run(queue: deque[QueuedLine], most: int) -> list[QueuedLine]:
     """Take the next lines that can be appended in one call: of one origin and room version.
 
     Readmissions are not appended, so they make a run of their own.
     """
-    run = [lane.popleft()]
-    while lane and len(run) < most and _kind(lane[0]) == _kind(run[0]):
-        run.append(lane.popleft())
+    run = [queue.popleft()]
+    while queue and len(run) < most and _kind(queue[0]) == _kind(run[0]):
+        run.append(queue.popleft())
     return run
 
 
@@ -269,7 +269,7 @@ class Summary:
 class Import:
     """One import into one store.
 
-    ``batch_max`` events go into one append, ``held_max`` waiting lines stay in memory.
+    ``batch_max`` events go into one append, ``retries_max`` waiting lines stay in memory.
     ``total_bytes`` of all files; None for a pipe: then lines are reported.
     """
 
@@ -281,7 +281,7 @@ class Import:
         report: Report = silent,
         total_bytes: int | None = None,
         batch_max: int = BATCH_MAX,
-        held_max: int = IN_MEMORY_MAX,
+        retries_max: int = IN_MEMORY_MAX,
     ) -> None:
         self.summary: Summary = Summary()
         self._store = store
@@ -290,7 +290,7 @@ class Import:
         unit = "lines" if total_bytes is None else "bytes"
         self._counted = Counted(report, "import", total_bytes, unit)
         self._batch_max = batch_max
-        self._held = RetryQueue(in_memory_max=held_max)
+        self._retries = RetryQueue(in_memory_max=retries_max)
         self._sources: list[str] = []
 
     async def run(self, sources: Sequence[str]) -> Summary:
@@ -299,14 +299,14 @@ class Import:
         A `DatabaseError` ends it; run it again to continue.
         """
         self._sources = list(sources)
-        with self._held:
-            async with self._lanes() as lanes:
+        with self._retries:
+            async with self._queues() as queues:
                 for index, source in enumerate(self._sources):
                     async with aclosing(read_pieces(source)) as pieces:
                         async for piece in pieces:
-                            await self._read(index, piece, lanes)
+                            await self._read(index, piece, queues)
             await self._try_again()
-            with closing(self._held.drain()) as unstored:
+            with closing(self._retries.drain()) as unstored:
                 for line in unstored:
                     self._reject(
                         self._sources[line.source], line.number, line.raw, Reject.decode(line.note)
@@ -314,22 +314,22 @@ class Import:
         return self.summary
 
     @asynccontextmanager
-    async def _lanes(self) -> AsyncIterator[RoomQueues]:
+    async def _queues(self) -> AsyncIterator[RoomQueues]:
         """Open queues for rooms; at the end of the block all queued lines are processed.
 
         The first error ends everything.
         """
         try:
             async with asyncio.TaskGroup() as group:
-                lanes = RoomQueues(group, self._append, batch_max=self._batch_max)
-                yield lanes
-                await lanes.drain()
+                queues = RoomQueues(group, self._append, batch_max=self._batch_max)
+                yield queues
+                await queues.drain()
         except BaseExceptionGroup as errors:
             if all(isinstance(error, StorageError) for error in errors.exceptions):
                 raise errors.exceptions[0] from errors.exceptions[0].__cause__
             raise
 
-    async def _read(self, source: int, piece: FilePiece, lanes: RoomQueues) -> None:
+    async def _read(self, source: int, piece: FilePiece, queues: RoomQueues) -> None:
         """Queue the lines of a piece; malformed lines are rejects."""
         used = sum(len(line.raw) + 1 for line in piece.lines)
         # Count empty lines, and early the start of a line that continues in the next piece.
@@ -346,14 +346,14 @@ class Import:
             if line.second_create:
                 self._wait(source, raw, line)
             else:
-                await lanes.put(
+                await queues.put(
                     room_of(line), QueuedLine(source, raw.number, len(raw.raw) + 1, raw.raw, line)
                 )
 
     def _wait(self, source: int, raw: RawLine, line: Line) -> None:
         """Keep a second create event for the next round: the first one is the room's."""
         note = Reject("missing_parents", "the first create event of the room is missing").encode()
-        self._held.add(RetryLine(line.depth or 0.0, source, raw.number, raw.raw, note))
+        self._retries.add(RetryLine(line.depth or 0.0, source, raw.number, raw.raw, note))
         self._count(1, len(raw.raw) + 1)
 
     def _count(self, lines: int, size: int) -> None:
@@ -363,24 +363,25 @@ class Import:
     async def _try_again(self) -> None:
         """Retry the waiting lines in rounds, until a round stores none."""
         settled = -1
-        while len(self._held) and settled:
-            before = len(self._held)
+        while len(self._retries) and settled:
+            before = len(self._retries)
             self.summary.rounds += 1
             self._counted = Counted(self._report, "import again", before, "lines")
-            async with self._lanes() as lanes:
-                with closing(self._held.drain()) as waiting:
-                    for held in waiting:
-                        line = _mended(read_line(held.raw))
-                        await lanes.put(
-                            room_of(line), QueuedLine(held.source, held.number, 0, held.raw, line)
+            async with self._queues() as queues:
+                with closing(self._retries.drain()) as waiting:
+                    for retry in waiting:
+                        line = _without_extra_keys(read_line(retry.raw))
+                        await queues.put(
+                            room_of(line),
+                            QueuedLine(retry.source, retry.number, 0, retry.raw, line),
                         )
-            settled = before - len(self._held)
+            settled = before - len(self._retries)
 
     async def _append(self, run: list[QueuedLine]) -> None:
         """Append a run and record the outcome of each line."""
         for entry, result in zip(run, await self._answers(run), strict=True):
             if result.outcome == "missing_parents" or _lacks_its_room(entry, result):
-                self._hold(entry, result)
+                self._retry_later(entry, result)
             elif result.outcome == "invalid":
                 reject = Reject("invalid", result.reason or "", result.event_id)
                 self._reject(self._sources[entry.source], entry.number, entry.raw, reject)
@@ -411,10 +412,10 @@ class Import:
     async def _appended(self, run: list[QueuedLine]) -> list[AppendResult]:
         """Append a run; again if the result of a COMMIT was lost."""
         version, origin = run[0].line.room_version, run[0].origin
-        given = {
+        states_before = {
             event_id: tuple(map(EventId, ids))
             for entry in run
-            for event_id, ids in _state_given(entry.line)
+            for event_id, ids in _state_before(entry.line)
         }
         shown = {event_id: stripped for entry in run for event_id, stripped in _shown(entry.line)}
         refused = {event_id: reason for entry in run for event_id, reason in _refused(entry.line)}
@@ -423,7 +424,7 @@ class Import:
             [entry.line.pdu for entry in run],
             room_version=version,
             origin=origin,
-            state_before=given,
+            state_before=states_before,
             stripped_state=shown,
             refused=refused,
             room_versions=_named_versions(run),
@@ -443,12 +444,12 @@ class Import:
         except InputError as error:
             return AppendResult(event_id, "invalid", str(error))
 
-    def _hold(self, entry: QueuedLine, result: AppendResult) -> None:
+    def _retry_later(self, entry: QueuedLine, result: AppendResult) -> None:
         outcome: RejectOutcome = (
             "missing_parents" if result.outcome == "missing_parents" else "invalid"
         )
         reject = Reject(outcome, result.reason or "", result.event_id, result.missing)
-        self._held.add(
+        self._retries.add(
             RetryLine(
                 entry.line.depth or 0.0, entry.source, entry.number, entry.raw, reject.encode()
             )
@@ -484,7 +485,7 @@ def room_of(line: Line) -> str:
 def _line_of(raw: RawLine) -> Line:
     if not raw.whole:
         raise InvalidEvent(f"longer than {LINE_BYTES_MAX} bytes")
-    line = _mended(read_line(raw.raw))
+    line = _without_extra_keys(read_line(raw.raw))
     if line.state_before is not None and line.room_version not in ROOM_VERSIONS:
         raise InvalidEvent("state_before needs a room_version that is known")
     if (line.refused is not None or line.readmit) and line.room_version not in ROOM_VERSIONS:
@@ -492,7 +493,7 @@ def _line_of(raw: RawLine) -> Line:
     return line
 
 
-def _mended(line: Line) -> Line:
+def _without_extra_keys(line: Line) -> Line:
     pdu = without_extra_keys(line.pdu)
     return line if pdu is None else replace(line, pdu=pdu, stray_keys=True)
 
@@ -500,7 +501,7 @@ def _mended(line: Line) -> Line:
 def _named_versions(run: Iterable[QueuedLine]) -> dict[str, str]:
     """Return the versions that lines name, by room: they stand before what a create event says."""
     lines = (entry.line for entry in run)
-    return {one.room_id: one.room_version for one in lines if one.room_id and one.room_version}
+    return {line.room_id: line.room_version for line in lines if line.room_id and line.room_version}
 
 
 def _event_ids(line: Line) -> Iterator[EventId]:
@@ -510,7 +511,7 @@ def _event_ids(line: Line) -> Iterator[EventId]:
             yield parse(line.pdu, line.room_version).event_id
 
 
-def _state_given(line: Line) -> Iterator[tuple[EventId, tuple[str, ...]]]:
+def _state_before(line: Line) -> Iterator[tuple[EventId, tuple[str, ...]]]:
     """Yield the event of a line that gives the state before it, with that state; else nothing."""
     if line.state_before is not None:
         for event_id in _event_ids(line):

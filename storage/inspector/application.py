@@ -204,7 +204,7 @@ LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 CLOSE_SECONDS: Final = 2
 
 
-class QuietServer(uvicorn.Server):
+class SignallessServer(uvicorn.Server):
     """A server that leaves signals to the command."""
 
     @contextlib.contextmanager
@@ -245,7 +245,7 @@ async def serving(inspector: Inspector, listening: socket.socket) -> AsyncIterat
         timeout_graceful_shutdown=CLOSE_SECONDS,
         timeout_keep_alive=30,
     )
-    server = QuietServer(config)
+    server = SignallessServer(config)
     task = asyncio.create_task(server.serve(sockets=[listening]), name="inspector")
     try:
         yield

@@ -47,7 +47,7 @@ from storage.event.ndjson import describes_room
 from storage.event.reading import read_trusted
 from storage.event.versions import RoomVersion, version_of
 from storage.ids import UserId
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.reencode import end_of_nids
 from storage.observability.counters import Counted, Report, silent
 from storage.persist.readmit import erase_user
@@ -232,7 +232,7 @@ async def censor(
         counted = await _counted(database, report)
         parts = _batches(database, deadline, batch, counted, dry_run=True)
         return sum([part async for part in parts], Censored())
-    await prove_indexes(database, "censoring", TABLES, report=report)
+    await refuse_corrupt_indexes(database, "censoring", TABLES, report=report)
     await register_writer(database)
     counted = await _counted(database, report)
     done = Censored()
@@ -508,7 +508,7 @@ async def remove_content(
     change. Raise `DatabaseError`, or `PermissionRefused` for a role that may not change events;
     batches that are committed stay.
     """
-    await prove_indexes(database, "removing content", CONTENT_TABLES, report=report)
+    await refuse_corrupt_indexes(database, "removing content", CONTENT_TABLES, report=report)
     await register_writer(database)
     async with database.connection() as conn:
         # the role for maintenance may not erase, only a writer

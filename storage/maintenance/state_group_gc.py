@@ -23,7 +23,7 @@ from storage.database.pace import Pace
 from storage.database.placeholders import fill, int_array, transposed
 from storage.errors import UnknownRoom
 from storage.maintenance.expiry import xmin_horizon
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.totals import room_total
 from storage.maintenance.verify.run import all_rooms
 from storage.observability.counters import Counted, Report, silent
@@ -141,17 +141,17 @@ async def collect(
     room_id: str,
     *,
     batch: int = DELETED_MAX,
-    indexes_proven: bool = False,
+    indexes_compared: bool = False,
     counted: Counted | None = None,
 ) -> Collected:
     """Delete the unreferenced groups of a room in batches, with pauses for writers.
 
-    The pause is `Config.purge_pause_ms`. ``indexes_proven``: the caller has called `prove_indexes`.
-    ``counted`` counts the room.
+    The pause is `Config.purge_pause_ms`. ``indexes_compared``: the caller has called
+    `refuse_corrupt_indexes`. ``counted`` counts the room.
     Raise `UnknownRoom`, or `StorageCorrupt` if an index is corrupt: nothing is deleted then.
     """
-    if not indexes_proven:
-        await prove_indexes(database, WORK, TABLES)
+    if not indexes_compared:
+        await refuse_corrupt_indexes(database, WORK, TABLES)
     await register_writer(database)
     deleted, pace = 0, Pace(database.config.purge_pause_ms / 1000)
     while True:
@@ -181,10 +181,10 @@ async def collect_rooms(
     async with database.connection() as conn:
         for room_id in await conn.fetchvals(SQL_UNKNOWN, list(room_ids)):
             raise UnknownRoom(room_id)
-    await prove_indexes(database, WORK, TABLES, report=report)
+    await refuse_corrupt_indexes(database, WORK, TABLES, report=report)
     counted = Counted(report, "collect", len(room_ids), "rooms")
     return [
-        await collect(database, room_id, indexes_proven=True, counted=counted)
+        await collect(database, room_id, indexes_compared=True, counted=counted)
         for room_id in room_ids
     ]
 
@@ -196,12 +196,12 @@ async def collect_all(
 
     The indexes are compared once, before the first room.
     """
-    await prove_indexes(database, WORK, TABLES, report=report)
+    await refuse_corrupt_indexes(database, WORK, TABLES, report=report)
     async with database.connection() as conn:
         counted = Counted(report, "collect", await room_total(conn), "rooms")
     async for room_id in all_rooms(database):
         collected = await collect(
-            database, room_id, batch=batch, indexes_proven=True, counted=counted
+            database, room_id, batch=batch, indexes_compared=True, counted=counted
         )
         if collected.state_groups:
             yield collected

@@ -54,9 +54,9 @@ def answers(
     if tasks < 1 or keep_hours < 0:
         raise InputError("tasks is 1 or more; keep_hours 0 or more")
     names = tuple(question.name for question in chosen_questions(questions))
-    place = folder or f"{path.rstrip('/')}/answers"
+    answers_folder = folder or f"{path.rstrip('/')}/answers"
     run: Any = lake_module("answering").run
-    found: dict[str, MirrorAnswer] = run(
-        spark, path, names, place, full=full, tasks=tasks, keep_hours=keep_hours
+    by_question: dict[str, MirrorAnswer] = run(
+        spark, path, names, answers_folder, full=full, tasks=tasks, keep_hours=keep_hours
     )
-    return found
+    return by_question

@@ -199,35 +199,35 @@ def _read_manifest(name: str, text: bytes) -> Export:
     Raise `InputError` with the file name and the defect.
     """
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         raise InputError(
             f"{name} is no manifest of an export: it is cut off, or no JSON ({error})."
             " Remove it, or give the token to continue from"
         ) from None
-    given = found if isinstance(found, dict) else {}
-    wanted = {one.name for one in fields(Export)}
-    if given.keys() != wanted:
+    manifest = value if isinstance(value, dict) else {}
+    names = {one.name for one in fields(Export)}
+    if manifest.keys() != names:
         lacks, more = (
             ", ".join(sorted(some)) or "nothing"
-            for some in (wanted - given.keys(), given.keys() - wanted)
+            for some in (names - manifest.keys(), manifest.keys() - names)
         )
         raise InputError(
             f"{name} is no manifest of an export: it lacks {lacks}, and has too much: {more}"
         )
-    counts = [given[one] for one in ("number", "events", "state_deltas", "visibility")]
+    counts = [manifest[one] for one in ("number", "events", "state_deltas", "visibility")]
     if not (
         all(type(one) is int for one in counts)
-        and isinstance(given["upto"], str)
-        and isinstance(given["since"], str | None)
+        and isinstance(manifest["upto"], str)
+        and isinstance(manifest["since"], str | None)
     ):
         raise InputError(f"{name} is no manifest of an export: a field has a value of another type")
-    return Export(**given)
+    return Export(**manifest)
 
 
 def _manifests(where: Any, folder: str) -> list[Any]:
-    found = where.get_file_info(fs.FileSelector(f"{folder}/manifests", allow_not_found=True))
-    return [info for info in found if info.base_name.endswith(".json")]
+    infos = where.get_file_info(fs.FileSelector(f"{folder}/manifests", allow_not_found=True))
+    return [info for info in infos if info.base_name.endswith(".json")]
 
 
 def _number(name: str) -> int:
@@ -260,10 +260,10 @@ def _ranges(dsn: str, tokens: tuple[str, str], partitions: int) -> list[ExportRa
         first, last = room_numbers(conn)
     positions = _split(bounds.after + 1, bounds.upto, partitions, EVENTS_EACH)
     rooms = _split(first, last, partitions, ROOMS_PER_STATEMENT)
-    found = [("events", *pair, False) for pair in positions]
-    found += [("events", *pair, True) for pair in rooms]
-    found += [(name, *pair, False) for name in ("state_deltas", "visibility") for pair in rooms]
-    return [ExportRange(number, *one) for number, one in enumerate(found)]
+    spans = [("events", *pair, False) for pair in positions]
+    spans += [("events", *pair, True) for pair in rooms]
+    spans += [(name, *pair, False) for name in ("state_deltas", "visibility") for pair in rooms]
+    return [ExportRange(number, *span) for number, span in enumerate(spans)]
 
 
 def _split(first: int, last: int, most: int, each: int) -> list[tuple[int, int]]:
@@ -386,22 +386,22 @@ class ExportTask:
 def _by_day(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """Yield the rows by day of receipt, in order of days."""
     days = pc.divide(table.column("received_ts"), DAY_MS)
-    found = sorted(pc.unique(days).to_pylist())
-    for day in found:
+    days_of_rows = sorted(pc.unique(days).to_pylist())
+    for day in days_of_rows:
         yield (
             str(EPOCH + timedelta(days=day)),
-            table if len(found) == 1 else table.filter(pc.equal(days, day)),
+            table if len(days_of_rows) == 1 else table.filter(pc.equal(days, day)),
         )
 
 
 def _gathered(tables: Iterable[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
     """Yield the tables of each day, concatenated until they are large enough for a file."""
-    held: dict[str, list[pa.Table]] = {}
+    waiting: dict[str, list[pa.Table]] = {}
     for day, table in tables:
-        held.setdefault(day, []).append(table)
-        if sum(one.num_rows for one in held[day]) >= FILE_ROWS:
-            yield day, pa.concat_tables(held.pop(day))
-    for day, left in held.items():
+        waiting.setdefault(day, []).append(table)
+        if sum(one.num_rows for one in waiting[day]) >= FILE_ROWS:
+            yield day, pa.concat_tables(waiting.pop(day))
+    for day, left in waiting.items():
         whole = pa.concat_tables(left)
         if whole.num_rows:
             yield day, whole

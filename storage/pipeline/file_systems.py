@@ -23,14 +23,14 @@ SAFE: Final = "/:=+,@!$&'()*;~"
 """Characters of names that URLs have as they are, besides letters and digits."""
 
 HADOOP_NAMES: Final = {"s3a": "s3", "s3n": "s3"}
-MOVED_AT_ONCE: Final = 16
+RENAMED_AT_ONCE: Final = 16
 """Files that the driver renames at once: an object store copies them."""
 
 
 def opened(path: str) -> tuple[Any, str]:
     """Return the file system of a path, and the path in it. Raise `InputError`."""
-    scheme, found, rest = path.partition("://")
-    if not found:
+    scheme, separator, rest = path.partition("://")
+    if not separator:
         return fs.LocalFileSystem(), path
     url = f"{HADOOP_NAMES.get(scheme, scheme)}://{rest}"
     try:
@@ -47,8 +47,8 @@ def _of_url(url: str) -> tuple[Any, str]:
             raise
         import fsspec  # noqa: PLC0415  # of the extra `archive`
 
-        found, at = fsspec.core.url_to_fs(url)
-        where = fs.PyFileSystem(fs.FSSpecHandler(found))
+        file_system, at = fsspec.core.url_to_fs(url)
+        where = fs.PyFileSystem(fs.FSSpecHandler(file_system))
     return where, str(at)
 
 
@@ -59,8 +59,8 @@ def below(path: str, name: str) -> str:
     """
     if "://" not in path:
         return f"{path.rstrip('/')}/{name}"
-    base, found, query = path.partition("?")
-    return f"{base.rstrip('/')}/{quote(name, safe=SAFE)}{found}{query}"
+    base, separator, query = path.partition("?")
+    return f"{base.rstrip('/')}/{quote(name, safe=SAFE)}{separator}{query}"
 
 
 @contextmanager
@@ -82,13 +82,13 @@ def emptied(folder: str) -> None:
         where.delete_dir_contents(inner)
 
 
-def moved(folder: str, names: Iterable[tuple[str, str]]) -> None:
+def renamed(folder: str, names: Iterable[tuple[str, str]]) -> None:
     """Rename files below a folder; the pairs are relative to it. Raise `StorageError`."""
     where, inner = opened(folder)
 
     def move(pair: tuple[str, str]) -> None:
         where.move(f"{inner}/{pair[0]}", f"{inner}/{pair[1]}")
 
-    with io_errors(folder, "written to"), ThreadPoolExecutor(MOVED_AT_ONCE) as threads:
+    with io_errors(folder, "written to"), ThreadPoolExecutor(RENAMED_AT_ONCE) as threads:
         for _ in threads.map(move, names):
             pass

@@ -74,11 +74,13 @@ def mirrored(
     ``version``: a number or a time, for the table as it was then. Raise `InputError` where there is
     none, or none any more, or `ExtraMissing`.
     """
-    wanted = next((one for one in chosen_tables((table,)) if one.name == table), None)
-    if wanted is None:
+    chosen = next(
+        (lake_table for lake_table in chosen_tables((table,)) if lake_table.name == table), None
+    )
+    if chosen is None:
         raise InputError(f"a data frame has one table: give one of {', '.join(TABLES)}")
-    found: DataFrame = lake_module("questions").frame(spark, path, wanted, version)
-    return found
+    frame: DataFrame = lake_module("questions").frame(spark, path, chosen, version)
+    return frame
 
 
 def require_lake() -> None:

@@ -106,7 +106,7 @@ def check_java(environ: Mapping[str, str] = os.environ) -> None:
         if home
         else shutil.which("java", path=environ.get("PATH"))
     )
-    wanted = (
+    advice = (
         f"Spark needs Java {JAVA_OLDEST} or newer:"
         " install it (Debian: apt install openjdk-17-jre-headless)"
     )
@@ -116,14 +116,16 @@ def check_java(environ: Mapping[str, str] = os.environ) -> None:
             if home
             else "there is none in PATH, and JAVA_HOME is not set"
         )
-        raise InputError(f"{wanted}; {where}")
+        raise InputError(f"{advice}; {where}")
     command = [java, "-version"]
     ran = subprocess.run(  # noqa: S603  # the program found above
         command, capture_output=True, text=True, check=False
     )
-    found = re.search(r'version "(?:1\.)?(\d+)', ran.stderr)
-    if found is None or int(found[1]) < JAVA_OLDEST:
-        raise InputError(f"{wanted}; {java} is {found[1] if found else 'of an unknown version'}")
+    version = re.search(r'version "(?:1\.)?(\d+)', ran.stderr)
+    if version is None or int(version[1]) < JAVA_OLDEST:
+        raise InputError(
+            f"{advice}; {java} is {version[1] if version else 'of an unknown version'}"
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -153,13 +155,13 @@ def executor_errors() -> Iterator[None]:
 
 def of_text(text: str) -> StorageError:
     """Return the error at the end of a trace, in its own class if that takes a text."""
-    found = RAISED.findall(text)
-    if not found:
+    raised = RAISED.findall(text)
+    if not raised:
         causes: list[str] = CAUSED.findall(text)
         return StorageError(
             f"Spark: {(causes[-1] if causes else text.strip().partition(chr(10))[0])[:LENGTH_MAX]}"
         )
-    name, reason = found[-1]
+    name, reason = raised[-1]
     message = f"{name} in an executor: {reason[:LENGTH_MAX]}"
     kind = getattr(errors, name, StorageError)
     if kind in OF_THE_DATABASE:
@@ -194,13 +196,15 @@ def parallelism(spark: SparkSession) -> int:
     return spark.range(PROBED).select(f.spark_partition_id()).distinct().count()
 
 
-def dealt_work(spark: SparkSession, tasks: Sequence[Sequence[Any]]) -> DataFrame:
+def task_frame(spark: SparkSession, tasks: Sequence[Sequence[Any]]) -> DataFrame:
     """Return a frame with a partition for each task; `taken_work` reads its items there.
 
     An item is anything that JSON can express, or a named tuple of such; it comes back as a list.
     """
     rows = [
-        (task, orjson.dumps(one, default=list)) for task, items in enumerate(tasks) for one in items
+        (task, orjson.dumps(item, default=list))
+        for task, items in enumerate(tasks)
+        for item in items
     ]
     columns = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(WORK)]
     frame = spark.createDataFrame(pa.Table.from_arrays(columns, schema=WORK))

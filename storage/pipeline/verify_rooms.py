@@ -25,12 +25,12 @@ from storage.database.archived_bytes import MAINTENANCE_MS
 from storage.database.arrow_results import arrow_snapshot
 from storage.database.connection import Database
 from storage.errors import PartialState, StorageCorrupt, UnknownRoom
-from storage.maintenance.indexes import Lie, lies, prove_indexes
+from storage.maintenance.indexes import IndexMismatch, index_mismatches, refuse_corrupt_indexes
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.verify import Finding, verify_database, verify_room
 from storage.maintenance.verify.graph import finding_of, hide_facts
-from storage.pipeline.imports.run import LARGE_SHARE, deal
-from storage.pipeline.session import Batches, dealt_work, executor_errors, parallelism, taken_work
+from storage.pipeline.imports.run import LARGE_SHARE, assign_rooms
+from storage.pipeline.session import Batches, executor_errors, parallelism, taken_work, task_frame
 from storage.pipeline.source.filters import split
 from storage.pipeline.source.rows import spark_ddl
 from storage.rebuild import Rebuilder
@@ -123,13 +123,13 @@ def verify(
     action on the table computes it again: `cache` it. Raise `UnknownRoom` for a room that does not
     exist, or `DatabaseError`.
     """
-    lying = _by_driver(_lies(dsn))
-    if lying:
-        rows = [tuple(_row(finding_of(lie)).values()) for lie in lying]
+    mismatches = _by_driver(_mismatches(dsn))
+    if mismatches:
+        rows = [tuple(_row(finding_of(mismatch)).values()) for mismatch in mismatches]
         named = spark.createDataFrame(rows, spark_ddl(FINDINGS))
         return (
             named
-            if hide_facts(lying)
+            if hide_facts(mismatches)
             else named.unionByName(
                 _verified_rooms(spark, dsn, room_ids, server_name=server_name, tasks=tasks)
             )
@@ -148,7 +148,7 @@ def _verified_rooms(
     also: Sequence[str] = (),
 ) -> DataFrame:
     of_rooms = partial(_verified_all, dsn, server_name, Config.from_env())
-    return _dealt(spark, dsn, room_ids, tasks, also).each(of_rooms, FINDINGS)
+    return _assigned(spark, dsn, room_ids, tasks, also).each(of_rooms, FINDINGS)
 
 
 @executor_errors()
@@ -167,9 +167,9 @@ def rebuild(
     ``tasks`` run at once, with two connections each. Raise `UnknownRoom`, `DatabaseError`, or
     `StorageCorrupt` where an index is corrupt: nothing has changed then.
     """
-    _by_driver(_prove(dsn))
+    _by_driver(_refuse_corrupt_indexes(dsn))
     of_rooms = partial(_rebuilt_all, dsn, server_name, Config.from_env())
-    failed = _dealt(spark, dsn, room_ids, tasks).each(of_rooms, REBUILT).collect()
+    failed = _assigned(spark, dsn, room_ids, tasks).each(of_rooms, REBUILT).collect()
     return {row["room_id"]: row["error"] for row in failed}
 
 
@@ -182,14 +182,14 @@ def _by_driver(work: Coroutine[Any, Any, T]) -> T:
         return thread.submit(asyncio.run, work).result()
 
 
-async def _lies(dsn: str) -> list[Lie]:
+async def _mismatches(dsn: str) -> list[IndexMismatch]:
     async with _opened(dsn, Config.from_env()) as database:
-        return await lies(database)
+        return await index_mismatches(database)
 
 
-async def _prove(dsn: str) -> None:
+async def _refuse_corrupt_indexes(dsn: str) -> None:
     async with _opened(dsn, Config.from_env()) as database:
-        await prove_indexes(database, "a rebuild")
+        await refuse_corrupt_indexes(database, "a rebuild")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class RoomWork:
         return self.frame.mapInArrow(work, spark_ddl(schema))
 
 
-def _dealt(
+def _assigned(
     spark: SparkSession,
     dsn: str,
     room_ids: Sequence[str] | None,
@@ -243,22 +243,24 @@ def _dealt(
     total = counts["events"] if room_ids is None else sum(sizes.values())
     count = tasks or max(parallelism(spark), ceil(total / EVENTS_EACH))
     if room_ids is None:
-        sizes = {one: size for one, size in sizes.items() if size > total / count / LARGE_SHARE}
+        sizes = {
+            room_id: size for room_id, size in sizes.items() if size > total / count / LARGE_SHARE
+        }
     work: list[list[Any]] = [[] for _ in range(count)]
-    for room_id, task in (dict.fromkeys(also, 0) | deal(sizes, count, total)).items():
+    for room_id, task in (dict.fromkeys(also, 0) | assign_rooms(sizes, count, total)).items():
         work[task].append(room_id)
     if room_ids is None:
         ranges = split(counts["first"], counts["last"], count * RANGES_EACH)
         for at, span in enumerate(ranges):
             work[at % count].append(span)
-    return RoomWork(dealt_work(spark, work), dsn, tuple(sizes))
+    return RoomWork(task_frame(spark, work), dsn, tuple(sizes))
 
 
 def _pages(dsn: str, items: Iterable[Any], large: list[str], config: Config) -> Iterator[list[str]]:
     """Yield the rooms of a task, some at a time: given ones, then those of ranges."""
-    given = [item for item in items if isinstance(item, str)]
-    for first in range(0, len(given), ROOMS_MAX):
-        yield given[first : first + ROOMS_MAX]
+    room_ids = [item for item in items if isinstance(item, str)]
+    for first in range(0, len(room_ids), ROOMS_MAX):
+        yield room_ids[first : first + ROOMS_MAX]
     for at, end in (item for item in items if not isinstance(item, str)):
         yield from _of_range(dsn, at, end, large, config)
 
@@ -279,8 +281,8 @@ async def _verified_all(
 ) -> pa.RecordBatch:
     async with _opened(dsn, config) as database:
         name = await local_server_name(database, server_name)
-        found = [row for room_id in rooms async for row in _verified(database, room_id, name)]
-    return pa.RecordBatch.from_pylist(found, schema=FINDINGS)
+        findings = [row for room_id in rooms async for row in _verified(database, room_id, name)]
+    return pa.RecordBatch.from_pylist(findings, schema=FINDINGS)
 
 
 @asynccontextmanager

@@ -460,7 +460,7 @@ class RoomPlanner:
 # The rows of events take their bytes from the table where they are staged: those of a rebuild from
 # the live rows. The other rows are written as `append` writes them.
 
-GONE: Final = (
+BYTES_DELETED: Final = (
     "the bytes that an import had staged are gone:"
     " the database has crashed, or its session was lost; run the import again"
 )
@@ -511,7 +511,7 @@ async def write_planned(
     }
     tag = await planner.connection.execute(SQL_LOAD_EVENTS, *LOAD_EVENTS.bind(given))
     if int(tag.rpartition(" ")[2]) != len(change_set.events.new_events):
-        raise DatabaseConflict(GONE)
+        raise DatabaseConflict(BYTES_DELETED)
     if not is_last:
         planner.wrote(written.positions)
     return written

@@ -14,7 +14,7 @@ from storage.database.names import InternedNames
 from storage.database.pool import begun
 from storage.errors import DatabaseConflict, StorageCorrupt
 from storage.ids import EventId
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.totals import event_total
 from storage.maintenance.verify.current import check_deltas
 from storage.maintenance.verify.event_loader import VerifiedRoom, read_room
@@ -102,16 +102,16 @@ async def rebuild(
     room_id: str,
     *,
     server_name: str,
-    indexes_proven: bool = False,
+    indexes_compared: bool = False,
     report: Report = silent,
 ) -> Rebuilt:
     """Rebuild one room in a session of its own. ``server_name``: its users are local.
 
-    ``indexes_proven``: the caller has called `prove_indexes`. Raise `UnknownRoom`. Raise
+    ``indexes_compared``: the caller has called `refuse_corrupt_indexes`. Raise `UnknownRoom`. Raise
     `StorageCorrupt`, and change nothing, if an index is corrupt or the input is unreadable.
     """
-    if not indexes_proven:
-        await prove_indexes(database, "a repair", report=report)
+    if not indexes_compared:
+        await refuse_corrupt_indexes(database, "a repair", report=report)
     await register_writer(database)
     async with ShadowTables.opened(database) as shadow:
         return await Rebuilder(database, shadow, server_name).rebuild(room_id, report=report)

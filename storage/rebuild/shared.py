@@ -9,10 +9,10 @@ from typing import Final, LiteralString
 
 from storage.database.connection import Connection, Database
 from storage.maintenance.expiry import delete_connections
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.verify.graph import (
-    SQL_BEHIND,
     SQL_CONNECTIONS,
+    SQL_LAGGING_POSITIONS,
     LaggingWriterRow,
     MistakenConnectionRow,
 )
@@ -26,24 +26,25 @@ ON CONFLICT (stream_name, instance_name)
 """
 
 
-async def repair_positions(database: Database, *, indexes_proven: bool = False) -> None:
+async def repair_positions(database: Database, *, indexes_compared: bool = False) -> None:
     """Set sequences and positions forward, in one transaction that blocks writers.
 
     Delete connections with mistaken rows.
 
-    Facts of an unknown writer stay as they are. ``indexes_proven``: the caller has called
-    `prove_indexes`. Raise `StorageCorrupt` if an index is corrupt: nothing has changed then.
+    Facts of an unknown writer stay as they are. ``indexes_compared``: the caller has called
+    `refuse_corrupt_indexes`. Raise `StorageCorrupt` if an index is corrupt; nothing has changed
+    then.
     """
 
     async def work(conn: Connection) -> None:
         await lock_positions(conn)
-        for row in await conn.fetch(SQL_BEHIND, row=LaggingWriterRow):
+        for row in await conn.fetch(SQL_LAGGING_POSITIONS, row=LaggingWriterRow):
             if row.instance_name is not None:
                 await conn.execute(SQL_SET_POSITION, row.stream_name, row.instance_name, row.latest)
         await set_sequences_forward(conn)
         mistaken = await conn.fetch(SQL_CONNECTIONS, row=MistakenConnectionRow)
         await delete_connections(conn, [row.connection_nid for row in mistaken])
 
-    if not indexes_proven:
-        await prove_indexes(database, "a repair")
+    if not indexes_compared:
+        await refuse_corrupt_indexes(database, "a repair")
     await database.run(work)

@@ -12,7 +12,7 @@ import pytest
 
 import storage
 from storage.cli import demo, main
-from storage.cli.demo import GENERATED, demo_place
+from storage.cli.demo import GENERATED, demo_database
 from storage.ids import RoomId
 from storage.maintenance.verify import Finding
 from tests.cli.running import NOBODY, environment, room_storage
@@ -158,7 +158,7 @@ async def test_a_dsn_is_printed_without_a_password(
 ) -> None:
     config = storage.Config(database_schema="mine")
     chosen = environ | {"STORAGE_DATABASE_SCHEMA": "mine"}
-    async with demo_place(dsn, config, chosen) as place:
+    async with demo_database(dsn, config, chosen) as place:
         assert place.settings == settings
         assert place.about == "database x at db.test, schema mine"
         assert "secret" not in place.about + place.settings + place.removal

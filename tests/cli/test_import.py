@@ -16,7 +16,7 @@ import storage
 from storage.errors import DatabaseUnavailable, InputError
 from storage.event import Event, content_hash, event_id
 from storage.importing import Import, Rejects
-from storage.pipeline.imports.lines import given_of
+from storage.pipeline.imports.lines import parse_line
 from storage.pipeline.imports.validate import LineValidator
 from storage.testing import (
     ODD_SOME,
@@ -129,7 +129,7 @@ async def test_stray_keys_of_old_servers_leave_the_content(
     ]
     if form == "by a task of Spark":
         validator = LineValidator({room.room_id: version}, version)
-        found = [validator.parsed(given_of(line.encode())) for line in lines]
+        found = [validator.parsed(parse_line(line.encode())) for line in lines]
         assert all(isinstance(one, Event) for one in found)
         valid = [isinstance(one, Event) and one.content_hash_valid for one in found]
         assert valid == [True] * (len(pdus) - 1) + [False]
@@ -167,7 +167,7 @@ async def test_a_shuffled_room_of_bare_pdus_comes_in_whole(
     )
     path = tmp_path / "room.ndjson"
     path.write_bytes(b"\n".join(room.pdus))
-    outcomes, rejects = await imported(store, str(path), batch_max=batch_max, held_max=16)
+    outcomes, rejects = await imported(store, str(path), batch_max=batch_max, retries_max=16)
     assert rejects == []
     assert sum(outcomes.values()) == len(room)
     assert await ids_in(store) == {event.event_id for event in room}
@@ -223,7 +223,7 @@ async def test_what_builds_on_a_later_file_waits_for_it(
         written(tmp_path / "1.ndjson", events[20:]),
         written(tmp_path / "2.ndjson", events[:20]),
     )
-    outcomes, rejects = await imported(store, late, early, held_max=7)
+    outcomes, rejects = await imported(store, late, early, retries_max=7)
     assert (outcomes, rejects) == ({"stored": 60}, [])
 
 
@@ -281,7 +281,9 @@ async def test_what_never_finds_its_parents_is_reported_at_the_end(
     events = list(generate_room(SHAPES["small_chat"], 40, seed=12))
     lost = events.pop(25)
     below = {event.event_id for event in events[25:]}
-    outcomes, rejects = await imported(store, written(tmp_path / "room.ndjson", events), held_max=3)
+    outcomes, rejects = await imported(
+        store, written(tmp_path / "room.ndjson", events), retries_max=3
+    )
     assert outcomes["missing_parents"] == len(rejects) > 0
     assert {str(reject["event_id"]) for reject in rejects} <= below
     assert [lost.event_id] in [reject["missing"] for reject in rejects]

@@ -13,7 +13,7 @@ from storage.event import Event
 from storage.event.reading import MAX_PDU_BYTES
 from storage.importing import Import, Rejects
 from storage.persist import Origin
-from storage.pipeline.imports.lines import given_of
+from storage.pipeline.imports.lines import parse_line
 from storage.pipeline.imports.validate import LineValidator
 from storage.testing import RoomBuilder
 from tests.event.test_unsigned import BAD, with_unsigned
@@ -170,6 +170,6 @@ def test_in_a_line_that_a_task_of_spark_reads(version: str, form: bytes) -> None
     validator = LineValidator({room.room_id: version}, version)
     for event, pdu in zip(room.events, pdus_of(room), strict=True):
         line = form % ((pdu, version.encode()) if b"pdu" in form else pdu)
-        found = validator.parsed(given_of(line))
+        found = validator.parsed(parse_line(line))
         assert isinstance(found, Event)
         assert (found.event_id, json.loads(found.raw)) == (event.event_id, event.json)

@@ -15,7 +15,7 @@ from starlette.routing import Mount
 
 from storage import Store
 from storage.inspector import Access, Inspector, Viewer, application
-from storage.inspector.application import QuietServer, bound, serving
+from storage.inspector.application import SignallessServer, bound, serving
 
 LOOKER = Viewer("tester", write=True)
 
@@ -73,7 +73,7 @@ async def mounted(store: Store, path: str, access: Access) -> AsyncIterator[Serv
     listening = bound("127.0.0.1", 0)
     inspector = application(store, access=access)
     outside = Starlette(routes=[Mount(path, inspector)])
-    server = QuietServer(uvicorn.Config(outside, log_config=None, lifespan="off"))
+    server = SignallessServer(uvicorn.Config(outside, log_config=None, lifespan="off"))
     task = asyncio.create_task(server.serve(sockets=[listening]))
     try:
         async with new_session() as session:

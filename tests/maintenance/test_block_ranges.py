@@ -9,7 +9,12 @@ import pytest
 from storage import Store
 from storage.database.connection import Database
 from storage.errors import StorageCorrupt
-from storage.maintenance.indexes import Lie, block_ranges, lies, prove_indexes
+from storage.maintenance.indexes import (
+    IndexMismatch,
+    block_ranges,
+    index_mismatches,
+    refuse_corrupt_indexes,
+)
 from storage.maintenance.indexes.block_ranges import (
     HIGHEST,
     LOWEST,
@@ -72,8 +77,10 @@ async def unnoticed(conn: asyncpg.Connection) -> AsyncIterator[None]:
     await conn.execute(READY, True, INDEX)
 
 
-async def of_index(store: Store) -> list[Lie]:
-    return [lie for lie in await lies(store.database) if lie.name == INDEX]
+async def of_index(store: Store) -> list[IndexMismatch]:
+    return [
+        mismatch for mismatch in await index_mismatches(store.database) if mismatch.name == INDEX
+    ]
 
 
 async def moved(conn: asyncpg.Connection, nid: int, ts: str) -> None:
@@ -104,7 +111,7 @@ async def test_sound_summaries_say_nothing(store: Store, admin: asyncpg.Connecti
 
 
 async def test_an_empty_table_is_sound(store: Store) -> None:
-    assert await lies(store.database) == []
+    assert await index_mismatches(store.database) == []
 
 
 @pytest.mark.parametrize(
@@ -126,14 +133,14 @@ async def test_one_row_that_a_summary_lacks_is_found(
     rows = await admin.fetchval("SELECT count(*) FROM events")
     async with unnoticed(admin):
         await moved(admin, nids[at], ts)
-    [lie] = await of_index(store)
-    assert lie.table_name == "events"
-    assert f"{rows - 1} of {rows} rows are found by received_ts" in lie.found
+    [mismatch] = await of_index(store)
+    assert mismatch.table_name == "events"
+    assert f"{rows - 1} of {rows} rows are found by received_ts" in mismatch.found
     named = [finding for finding in await findings(store) if finding.check == "indexes"]
     assert [finding.subject for finding in named] == [(INDEX,)]
     assert f"REINDEX INDEX CONCURRENTLY {INDEX}" in named[0].expected
     with pytest.raises(StorageCorrupt, match=f"REINDEX INDEX CONCURRENTLY {INDEX};"):
-        await prove_indexes(store.database, "a test", ["events"])
+        await refuse_corrupt_indexes(store.database, "a test", ["events"])
     done = await room_storage_beside("verify", "--repair", "--dsn", dsn)
     assert done.returncode == 1
     assert f"REINDEX INDEX CONCURRENTLY {INDEX}" in done.stderr
@@ -176,13 +183,13 @@ async def test_the_index_that_it_replaces_is_not_searched_in_its_place(
 ) -> None:
     """As between the two steps of the migration."""
     await admin.execute("CREATE INDEX events_received_ts_idx ON events (received_ts)")
-    assert await lies(store.database) == []
+    assert await index_mismatches(store.database) == []
     await admin.execute("ANALYZE events")
-    assert await lies(store.database) == []
+    assert await index_mismatches(store.database) == []
     nids = await middle(admin)
     async with unnoticed(admin):
         await moved(admin, nids[-1], "9000000000000")
-    assert [lie.name for lie in await lies(store.database)] == [INDEX]
+    assert [mismatch.name for mismatch in await index_mismatches(store.database)] == [INDEX]
 
 
 async def test_other_keys_are_not_taken_for_compared(
@@ -193,7 +200,7 @@ async def test_other_keys_are_not_taken_for_compared(
     await admin.execute(
         "CREATE INDEX of_some ON events USING brin ((received_ts / 2)) WHERE NOT outlier"
     )
-    found = {lie.name: lie.found for lie in await lies(store.database)}
+    found = {mismatch.name: mismatch.found for mismatch in await index_mismatches(store.database)}
     assert set(found) == {"of_two", "of_text"}
     assert all(text.startswith("not compared") for text in found.values())
 
@@ -202,7 +209,7 @@ async def test_a_plan_that_does_not_search_by_it_is_no_agreement(
     store: Store, admin: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_ranges, "THROUGH_BLOCK_RANGES", "SET LOCAL enable_bitmapscan = off")
-    assert [lie.found for lie in await of_index(store)] == [
+    assert [mismatch.found for mismatch in await of_index(store)] == [
         "not compared: Postgres does not search by it"
     ]
 
@@ -212,7 +219,7 @@ async def test_many_periods_take_several_statements(
 ) -> None:
     monkeypatch.setattr(block_ranges, "TOGETHER", 3)
     async with await Database.open(dsn) as database:
-        assert await lies(database) == []
+        assert await index_mismatches(database) == []
     nids = await middle(admin)
     async with unnoticed(admin):
         await moved(admin, nids[-1], "9000000000000")

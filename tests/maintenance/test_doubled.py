@@ -7,7 +7,7 @@ import pytest
 
 import storage
 from storage import StorageCorrupt
-from storage.maintenance.indexes import lies
+from storage.maintenance.indexes import index_mismatches
 from storage.rebuild import rebuild, repair_positions
 from storage.testing import RoomBuilder
 from tests.maintenance.rooms import SERVER, findings
@@ -146,7 +146,7 @@ async def test_only_an_index_that_misses_rows_lets_an_event_be_stored_twice(dsn:
             await rebuild(store.database, room.room_id, server_name=SERVER)
         async with store.database.connection() as conn:
             await conn.execute("REINDEX INDEX events_event_id_idx")
-        assert await lies(store.database) == []
+        assert await index_mismatches(store.database) == []
         assert "doubled_events" in {finding.check for finding in await findings(store)}
         await rebuild(store.database, room.room_id, server_name=SERVER)
         assert await findings(store) == []

@@ -14,7 +14,7 @@ import storage
 from storage import Store, UserId
 from storage.database.connection import Database
 from storage.errors import StorageCorrupt
-from storage.maintenance.indexes import compare, lies, prove_indexes
+from storage.maintenance.indexes import compare, index_mismatches, refuse_corrupt_indexes
 from storage.maintenance.indexes.block_ranges import block_range_indexes
 from storage.maintenance.indexes.catalogue import indexes
 from storage.maintenance.indexes.compare import Entries, Rows, difference
@@ -103,10 +103,10 @@ async def test_the_schema_has_these_indexes(database: Database) -> None:
 
 async def test_sound_indexes_say_nothing(database: Database, admin: asyncpg.Connection) -> None:
     """However little is known about the tables, and after they were analysed."""
-    assert await lies(database) == []
+    assert await index_mismatches(database) == []
     await admin.execute("VACUUM ANALYZE")
-    assert await lies(database) == []
-    await prove_indexes(database, "a test")
+    assert await index_mismatches(database) == []
+    await refuse_corrupt_indexes(database, "a test")
 
 
 async def test_an_index_with_the_same_key_and_more_rows_is_not_read_instead(
@@ -119,20 +119,22 @@ async def test_an_index_with_the_same_key_and_more_rows_is_not_read_instead(
             await conn.execute("UPDATE events SET in_order_ts = $1", number)
         await conn.execute("CREATE INDEX wider ON events (room_nid, origin_server_ts)")
         await conn.execute("ANALYZE")
-    assert await lies(store.database) == []
+    assert await index_mismatches(store.database) == []
     async with store.database.transaction() as conn:
         await conn.execute("SET LOCAL random_page_cost = 400")  # as if it were much longer
-        assert await compare.lies_in_snapshot(conn) == []
+        assert await compare.mismatches_in_snapshot(conn) == []
 
 
 async def test_indexes_of_large_tables_are_compared_one_by_one(
     database: Database, admin: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compare, "PAGES_TOGETHER", 0)
-    assert await lies(database) == []
+    assert await index_mismatches(database) == []
     lacks = await blind(admin, "events_out_of_order_idx")
     try:
-        assert [lie.found for lie in await lies(database)] == [f"0 entries for {lacks} rows"]
+        assert [mismatch.found for mismatch in await index_mismatches(database)] == [
+            f"0 entries for {lacks} rows"
+        ]
     finally:
         await admin.execute("REINDEX INDEX events_out_of_order_idx")
 
@@ -159,10 +161,10 @@ async def test_an_index_that_lacks_rows_is_named(
         assert f"REINDEX INDEX CONCURRENTLY {index}" in named[0].expected
         assert set(found) - set(named) <= set(before)
         with pytest.raises(StorageCorrupt, match=f"REINDEX INDEX CONCURRENTLY {index};"):
-            await prove_indexes(database, "a test")
+            await refuse_corrupt_indexes(database, "a test")
     finally:
         await admin.execute(f"REINDEX INDEX {index}")
-    assert await lies(database) == []
+    assert await index_mismatches(database) == []
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ async def test_an_index_with_other_entries_is_named(
     finally:
         await admin.close()
     async with await Database.open(dsn) as database:
-        named = {lie.name: lie.found for lie in await lies(database)}
+        named = {mismatch.name: mismatch.found for mismatch in await index_mismatches(database)}
     assert set(named) == {index}
     assert found in named[index]
 

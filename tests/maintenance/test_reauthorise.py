@@ -343,7 +343,9 @@ async def test_a_repair_that_ends_early_changes_nothing(dsn: str, fresh: Store) 
             for number in itertools.count():
                 async with await Database.open(dsn, observer=FailAfter(number)) as doomed:
                     try:
-                        await rebuild(doomed, room.room_id, server_name=SERVER, indexes_proven=True)
+                        await rebuild(
+                            doomed, room.room_id, server_name=SERVER, indexes_compared=True
+                        )
                     except RepairKilled:
                         assert await rows_of_all_tables(conn) == rows
                     else:

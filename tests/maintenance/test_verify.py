@@ -4,7 +4,7 @@ import pytest
 
 import storage
 from storage.database import Connection
-from storage.maintenance.verify.graph import SQL_ENDS
+from storage.maintenance.verify.graph import SQL_EXTREMITIES
 from storage.testing import (
     ODD_SOME,
     SHAPES,
@@ -63,7 +63,7 @@ async def test_an_unknown_room(dsn: str) -> None:
 
 async def test_the_ends_of_a_room_are_found_by_a_join(conn: Connection) -> None:
     """What is left out is no list to go through for each event: that took minutes among 300,000."""
-    plan = "\n".join(await conn.fetchvals("EXPLAIN " + SQL_ENDS.replace("$1::int", "1")))
+    plan = "\n".join(await conn.fetchvals("EXPLAIN " + SQL_EXTREMITIES.replace("$1::int", "1")))
     assert "Anti Join" in plan
     assert "SubPlan" not in plan
 

@@ -115,11 +115,13 @@ def test_a_file_has_one_answer_or_one_on_each_line(
     assert [
         (
             *answered(placed(row.place)[1]),
-            row.given.pdu if isinstance(row.given, LineContent) else None,
+            row.content.pdu if isinstance(row.content, LineContent) else None,
         )
         for row in rows
     ] == told
-    assert {row.given.origin for row in rows if isinstance(row.given, LineContent)} <= {"backfill"}
+    assert {row.content.origin for row in rows if isinstance(row.content, LineContent)} <= {
+        "backfill"
+    }
 
 
 def test_lines_of_pdus_are_not_taken_for_answers(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from storage.pipeline.imports.lines import found
-from storage.pipeline.imports.validate import looked_over
+from storage.pipeline.imports.validate import scanned_range
 from storage.testing import RoomBuilder
 
 
@@ -18,7 +18,7 @@ def test_lines_are_counted_and_versions_are_those_of_the_create_events(tmp_path:
     file = tmp_path / "rooms.ndjson"
     file.write_bytes(b"\n".join(lines))
     [stretch] = found([str(file)]).ranges(1)
-    assert looked_over(stretch) == (len(lines), {room.room_id: room.version for room in rooms})
+    assert scanned_range(stretch) == (len(lines), {room.room_id: room.version for room in rooms})
 
 
 def test_of_two_create_events_the_first_counts(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_of_two_create_events_the_first_counts(tmp_path: Path) -> None:
         create + b"\n" + create.replace(b'"room_version":"9"', b'"room_version":"8"') + b"\n"
     )
     [stretch] = found([str(file)]).ranges(1)
-    assert looked_over(stretch) == (2, {room.room_id: "9"})
+    assert scanned_range(stretch) == (2, {room.room_id: "9"})
 
 
 def test_nobody_claims_the_id_of_a_room_of_version_12(tmp_path: Path) -> None:
@@ -41,4 +41,4 @@ def test_nobody_claims_the_id_of_a_room_of_version_12(tmp_path: Path) -> None:
     file = tmp_path / "rooms.ndjson"
     file.write_bytes(b"\n".join([claim, room.pdus[0], claim]))
     [stretch] = found([str(file)]).ranges(1)
-    assert looked_over(stretch) == (3, {room.room_id: "12"})
+    assert scanned_range(stretch) == (3, {room.room_id: "12"})

@@ -91,9 +91,9 @@ def expected(
     found = MirrorChanges()
     for row in chosen:
         if known.pop(row["arrived"], None) != row["digest"]:
-            found.gone.add(row["arrived"])
+            found.deleted.add(row["arrived"])
             found.again.add(row["event_nid"])
-    found.gone.update(known)
+    found.deleted.update(known)
     return found
 
 
@@ -167,7 +167,7 @@ async def test_gone_and_changed_rooms_are_compared(
                 for table in (EVENTS, STATE_CHANGES, MEMBERSHIPS, VISIBILITY, ROOMS)
             ]
             for table in tables:
-                assert len(bulk.gone_rooms(conn, table)) == 1, table.table.name
+                assert len(bulk.deleted_rooms(conn, table)) == 1, table.table.name
         mirror(None, dsn, str(tmp_path), once=True)
         assert await differences(dsn, tmp_path) == {}
     assert events_of(tmp_path, dsn).rows(["arrived"]).num_rows < before

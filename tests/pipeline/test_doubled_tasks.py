@@ -19,7 +19,7 @@ from storage.pipeline.imports.validate import (
     RoomVersions,
     TaskValidation,
     first_place,
-    looked_over,
+    scanned_range,
     stage_versions,
 )
 from storage.testing import SHAPES, generate_room, write_ndjson
@@ -32,7 +32,7 @@ async def test_both_attempts_at_a_task_store_a_room_once(dsn: str, tmp_path: Pat
     write_ndjson(room, tmp_path / "room.ndjson")
     cleared(str(tmp_path))
     [span] = found([str(tmp_path / "room.ndjson")]).ranges(1)
-    count, versions = looked_over(span)
+    count, versions = scanned_range(span)
     [numbered_span] = numbered([span], {(span.file, span.begin): count})
     with staging(dsn) as number:
         task = TaskValidation(LineValidator(versions), dsn, number, str(tmp_path))

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 import storage
 from storage.errors import InputError
-from storage.pipeline.file_systems import below, emptied, moved, opened
+from storage.pipeline.file_systems import below, emptied, opened, renamed
 from storage.pipeline.session import check_java
 from storage.testing import SHAPES, generate_room
 from tests.homeserver.environment import moto_server
@@ -38,7 +38,7 @@ def test_any_file_system_of_fsspec() -> None:
     emptied("memory://store/a")
     with where.open_output_stream(f"{path}/_one") as file:
         file.write(b"1")
-    moved("memory://store/a", [("_one", "two")])
+    renamed("memory://store/a", [("_one", "two")])
     with where.open_input_file(f"{path}/two") as file:
         assert file.read() == b"1"
     with pytest.raises(InputError, match="nothing://x"):

@@ -22,7 +22,7 @@ import storage
 from storage.errors import InputError
 from storage.pipeline import import_archive, verify
 from storage.pipeline.imports.dead_letters import refuse_others
-from storage.pipeline.imports.run import deal
+from storage.pipeline.imports.run import assign_rooms
 from storage.pipeline.imports.stage import staging
 from storage.testing import (
     ODD_SOME,
@@ -357,5 +357,5 @@ WAITED_FOR = (
 
 
 def test_large_rooms_go_to_who_has_least_to_do() -> None:
-    assert deal({"a": 50, "b": 20, "c": 20}, 2, 100) == {"a": 0, "b": 1, "c": 1}
-    assert deal({}, 3, 10) == {}
+    assert assign_rooms({"a": 50, "b": 20, "c": 20}, 2, 100) == {"a": 0, "b": 1, "c": 1}
+    assert assign_rooms({}, 3, 10) == {}

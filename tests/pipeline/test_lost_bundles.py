@@ -15,7 +15,7 @@ from storage.pipeline.imports.intern_names import FOLDER, cleared
 from storage.pipeline.imports.lines import found, numbered
 from storage.pipeline.imports.load_rooms import load_rooms
 from storage.pipeline.imports.stage import staging
-from storage.pipeline.imports.validate import LineValidator, TaskValidation, looked_over
+from storage.pipeline.imports.validate import LineValidator, TaskValidation, scanned_range
 from storage.testing import SHAPES, GeneratedRoom, generate_room, write_ndjson
 
 SERVER = "s1.test"
@@ -25,7 +25,7 @@ def imported(archive: Path, dsn: str, work: Path, *, cut: bool) -> int:
     """Run both stages in this process; return the number of rows that report on lines."""
     cleared(str(work))
     with staging(dsn) as number:
-        looked = [(stretch, *looked_over(stretch)) for stretch in found([str(archive)]).ranges(1)]
+        looked = [(stretch, *scanned_range(stretch)) for stretch in found([str(archive)]).ranges(1)]
         counts = {(stretch.file, stretch.begin): count for stretch, count, _ in looked}
         versions = {room: version for _, _, rooms in looked for room, version in rooms.items()}
         stage = TaskValidation(LineValidator(versions), dsn, number, str(work))

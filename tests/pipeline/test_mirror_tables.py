@@ -100,7 +100,7 @@ def test_a_vacuum_deletes_no_file_of_another_process(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="another process has written"):
         other.commit([rows], MirrorState("s1"))
     other = LakeTable.open(str(tmp_path), ROOMS, "here", 1)
-    other.commit([rows], MirrorState("s2"), gone=[1])
+    other.commit([rows], MirrorState("s2"), deleted=[1])
     with pytest.raises(StorageError, match="another process has written"):
         one.vacuum(0)
     newest = LakeTable.open(str(tmp_path), ROOMS, "here", 1)

@@ -25,7 +25,7 @@ from storage.pipeline.imports.load_rooms import grouped
 from storage.pipeline.imports.plan_rooms import BundledRoom, rooms_of
 from storage.pipeline.imports.run import EVENTS_EACH, SPREAD, _task, loading_tasks
 from storage.pipeline.imports.stage import staging
-from storage.pipeline.imports.validate import LineValidator, TaskValidation, looked_over
+from storage.pipeline.imports.validate import LineValidator, TaskValidation, scanned_range
 from storage.pipeline.lake import delta_table
 from storage.pipeline.lake.rounds import MirrorPass
 from storage.testing import RoomBuilder
@@ -51,7 +51,7 @@ def examined(archive: Path, dsn: str, work: Path) -> list[pa.RecordBatch]:
     """The first step of an import, in this process."""
     cleared(str(work))
     with staging(dsn) as number:
-        looked = [(span, *looked_over(span)) for span in found([str(archive)]).ranges(1)]
+        looked = [(span, *scanned_range(span)) for span in found([str(archive)]).ranges(1)]
         counts = {(span.file, span.begin): count for span, count, _ in looked}
         versions = {room: version for _, _, rooms in looked for room, version in rooms.items()}
         stage = TaskValidation(LineValidator(versions), dsn, number, str(work))

@@ -17,7 +17,7 @@ from storage.ids import EventId
 from storage.importing.reading import Rejects
 from storage.importing.run import Import
 from storage.maintenance.archive import archive, rooms_to_archive
-from storage.pipeline.imports.lines import given_of, given_of_row
+from storage.pipeline.imports.lines import parse_line, parse_row
 from storage.pipeline.source.rows import COLUMNS, read_rows
 from storage.rebuild import Rebuilder, rebuild
 from storage.testing import RoomBuilder, build_room
@@ -152,22 +152,22 @@ async def test_a_repair_keeps_verdicts(dsn: str) -> None:
 def test_a_line_has_a_verdict_or_a_readmission() -> None:
     said = envelope(b'{"sender":"@a:b"}', "11", "live", refused="spam")
     assert read_line(said).refused == "spam"
-    assert given_of(said).refused == "spam"
-    assert given_of_row({"pdu": b"{}", "refused": "spam"}).refused == "spam"
+    assert parse_line(said).refused == "spam"
+    assert parse_row({"pdu": b"{}", "refused": "spam"}).refused == "spam"
     again = envelope(b'{"sender":"@a:b"}', "11", "live", readmit=True)
     assert read_line(again).readmit
-    assert given_of(again).readmit
+    assert parse_line(again).readmit
 
 
 def test_a_row_of_a_readmitted_event_has_two_steps() -> None:
     row = {"pdu": b"{}", "stream_ordering": 20, "arrival_ordering": 5}
-    (first, arrival), (second, again) = given_of_row(row).steps(20)
+    (first, arrival), (second, again) = parse_row(row).steps(20)
     assert (first, arrival.refused, arrival.readmit) == (5, "readmitted later", False)
     assert (second, again.refused, again.readmit) == (20, None, True)
-    [(rank, only)] = given_of_row(row | {"arrival_ordering": None}).steps(20)
+    [(rank, only)] = parse_row(row | {"arrival_ordering": None}).steps(20)
     assert (rank, only.refused, only.readmit) == (20, None, False)
     without = {"pdu": b"{}", "arrival_ordering": 5}  # no position to order it by
-    assert len(given_of_row(without).steps(1)) == 1
+    assert len(parse_row(without).steps(1)) == 1
 
 
 @pytest.mark.parametrize(
@@ -181,4 +181,4 @@ def test_a_malformed_verdict_of_a_line_is_named(member: bytes, said: str) -> Non
 
 def test_an_import_by_spark_checks_the_reason() -> None:
     with pytest.raises(InvalidEvent, match="500"):
-        given_of_row({"pdu": b"{}", "refused": "s" * 501})
+        parse_row({"pdu": b"{}", "refused": "s" * 501})

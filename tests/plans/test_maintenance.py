@@ -51,7 +51,7 @@ async def verified(store: Store, name: str) -> None:
 
 
 async def collected(store: Store, name: str) -> None:
-    await collect(store.database, name, indexes_proven=True)
+    await collect(store.database, name, indexes_compared=True)
 
 
 async def purged(store: Store, name: str) -> None:
@@ -106,8 +106,8 @@ def indexes_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     async def proven(*_: object, **__: object) -> None:
         """Do nothing."""
 
-    monkeypatch.setattr(purge_run, "prove_indexes", proven)
-    monkeypatch.setattr("storage.maintenance.censor.prove_indexes", proven)
+    monkeypatch.setattr(purge_run, "refuse_corrupt_indexes", proven)
+    monkeypatch.setattr("storage.maintenance.censor.refuse_corrupt_indexes", proven)
 
 
 async def touched(

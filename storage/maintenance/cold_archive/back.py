@@ -27,8 +27,13 @@ from storage.maintenance.cold_archive.pack_rows import (
     packs,
 )
 from storage.maintenance.cold_archive.run import chosen_rooms
-from storage.maintenance.cold_archive.sweep import GRACE_S, SNAPSHOT_GRACES, still_used, sweep_packs
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.cold_archive.sweep import (
+    GRACE_S,
+    SNAPSHOT_GRACES,
+    referred_offsets,
+    sweep_packs,
+)
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.observability.counters import Counted, Report, silent
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -78,7 +83,7 @@ async def return_events(
     have returned, `StorageCorrupt` for a pack without index.
     """
     async with alone(database, take_over=take_over):
-        await prove_indexes(database, "returning archived events", TABLES, report=report)
+        await refuse_corrupt_indexes(database, "returning archived events", TABLES, report=report)
         await finish_killed(database)
         async with database.connection() as conn:
             await chosen_rooms(conn, room_ids)
@@ -109,9 +114,9 @@ async def _return(
     if row.state in {"writing", "deleting"}:  # nothing refers to it
         return 0, 0
     entries = [
-        one
-        for one in await index_of(row.pack, row.url)
-        if room_ids is None or one.room_id in room_ids
+        entry
+        for entry in await index_of(row.pack, row.url)
+        if room_ids is None or entry.room_id in room_ids
     ]
     events = lost = 0
     pace = Pace()
@@ -129,14 +134,14 @@ async def _return_part(
     database: Database, row: PackRow, entries: Sequence[PackEntry]
 ) -> tuple[int, int]:
     async with database.connection() as conn:
-        forms = await stored_forms(conn, {one.reference(row.pack) for one in entries})
+        forms = await stored_forms(conn, {entry.reference(row.pack) for entry in entries})
         lost = {reference for reference, form in forms.items() if isinstance(form, LostBytes)}
         rows = [
-            (one.event_id, reference.to_bytes(), forms[reference])
-            for one in entries
-            if (reference := one.reference(row.pack)) not in lost
+            (entry.event_id, reference.to_bytes(), forms[reference])
+            for entry in entries
+            if (reference := entry.reference(row.pack)) not in lost
         ]
         changed = await conn.fetchvals(SQL_RETURN, *transposed(rows, 3))
-        left = [one for one in entries if one.reference(row.pack) in lost]
+        left = [entry for entry in entries if entry.reference(row.pack) in lost]
         # a record that was removed is lost to nobody
-        return len(changed), len(await still_used(conn, row.pack, left)) if left else 0
+        return len(changed), len(await referred_offsets(conn, row.pack, left)) if left else 0

@@ -260,13 +260,13 @@ async def old_snapshots_horizon(database: Database, wait_s: float) -> str:
     """
     began = time.monotonic()
     async with database.connection() as conn:
-        wanted = str(await conn.fetchval(SQL_NEXT_XID))
+        next_xid = str(await conn.fetchval(SQL_NEXT_XID))
         hidden = set(await conn.fetchvals(SQL_HIDDEN))
         while True:
             horizon = str(await conn.fetchval(SQL_HORIZON))
             if hidden:
                 hidden.intersection_update(await conn.fetchvals(SQL_HIDDEN))
-            has_passed = not hidden and await conn.fetchval(SQL_HAS_PASSED, horizon, wanted)
+            has_passed = not hidden and await conn.fetchval(SQL_HAS_PASSED, horizon, next_xid)
             if has_passed or time.monotonic() - began >= wait_s:
                 return str(await conn.fetchval(SQL_OLDEST_XID)) if hidden else horizon
             await asyncio.sleep(wait_s / 50)
@@ -344,13 +344,14 @@ def read_index(url: str) -> list[PackEntry]:
 
 def _columns(pack: int, entries: Iterable[PackEntry]) -> list[list[object]]:
     rows = [
-        (one.event_id, one.offset, one.length, one.reference(pack).to_bytes()) for one in entries
+        (entry.event_id, entry.offset, entry.length, entry.reference(pack).to_bytes())
+        for entry in entries
     ]
     return transposed(rows, 4)
 
 
-def _read(place: ByteRange) -> bytes:
-    [part] = read_ranges([place])
+def _read(span: ByteRange) -> bytes:
+    [part] = read_ranges([span])
     if isinstance(part, LostRange):
         raise ValueError(part.reason)  # noqa: TRY004  # not a mistake of the caller
     return part

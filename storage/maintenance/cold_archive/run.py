@@ -49,7 +49,7 @@ from storage.maintenance.cold_archive.pack_rows import (
     own_folders,
 )
 from storage.maintenance.cold_archive.sweep import GRACE_S, SNAPSHOT_GRACES, sweep_packs
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.observability.counters import Counted, Report, silent
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -204,14 +204,14 @@ async def archive_events(
         rooms = await chosen_rooms(conn, room_ids)
         if dry_run:
             await own_folders(conn, await folders_in_use(conn, folder), claim=False)
-    found = _candidates(database, rooms, now - older_than_ms, limit, report)
+    candidates = _candidates(database, rooms, now - older_than_ms, limit, report)
     if dry_run:
-        sizes = [len(one.stored) async for one in found]
+        sizes = [len(candidate.stored) async for candidate in candidates]
         return Archived(events=len(sizes), bytes=sum(sizes))
     async with alone(database, target=folder, take_over=take_over):
-        await prove_indexes(database, "archiving", TABLES, report=report)
+        await refuse_corrupt_indexes(database, "archiving", TABLES, report=report)
         await finish_killed(database)
-        done = await _archive(database, found, folder, pack_bytes)
+        done = await _archive(database, candidates, folder, pack_bytes)
         swept = await sweep_packs(database, grace_s=grace_s, report=report)
         await drop_empty(database, SNAPSHOT_GRACES * grace_s)
     logger.info("archived %s events", done.events, extra={"packs": done.packs})
@@ -219,17 +219,19 @@ async def archive_events(
 
 
 async def _archive(
-    database: Database, found: AsyncIterator[Candidate], folder: str, pack_bytes: int
+    database: Database, candidates: AsyncIterator[Candidate], folder: str, pack_bytes: int
 ) -> Archived:
     done = Archived()
     builder: PackBuilder | None = None
     packed = list[PackedEvent]()
-    async for one in found:
+    async for candidate in candidates:
         if builder is None:
             async with database.connection() as conn:
                 builder = PackBuilder(await conn.fetchval(SQL_NEW_PACK))
-        reference = builder.add(one.room_id, one.event_id, one.stored)
-        packed.append(PackedEvent(one.event_nid, sha256(one.stored).digest(), reference))
+        reference = builder.add(candidate.room_id, candidate.event_id, candidate.stored)
+        packed.append(
+            PackedEvent(candidate.event_nid, sha256(candidate.stored).digest(), reference)
+        )
         if builder.size >= pack_bytes or len(packed) >= PACK_EVENTS:
             done = _sum(done, await _store(database, builder, packed, folder))
             builder, packed = None, []
@@ -259,13 +261,13 @@ async def _store(
         changed |= await _refer(database, pack, packed[start : start + BATCH])
     unused = [
         entry
-        for one, entry in zip(packed, builder.entries, strict=True)
-        if one.event_nid not in changed
+        for event, entry in zip(packed, builder.entries, strict=True)
+        if event.event_nid not in changed
     ]
     await note_unused(database, pack, unused)
     async with database.connection() as conn:
         await conn.execute(SQL_SET_STATE, pack, "complete")
-    size = sum(one.reference.length for one in packed if one.event_nid in changed)
+    size = sum(event.reference.length for event in packed if event.event_nid in changed)
     return Archived(len(changed), size, 1, len(unused))
 
 
@@ -289,8 +291,8 @@ async def chosen_rooms(
     conn: Connection, room_ids: Collection[str] | None
 ) -> list[ArchivableRoomRow]:
     """Return these rooms, or all. Raise `UnknownRoom`."""
-    wanted = None if room_ids is None else list(room_ids)
-    rooms = await conn.fetch(SQL_ROOMS, wanted, row=ArchivableRoomRow)
+    ids = None if room_ids is None else list(room_ids)
+    rooms = await conn.fetch(SQL_ROOMS, ids, row=ArchivableRoomRow)
     if unknown := set(room_ids or ()) - {room.room_id for room in rooms}:
         raise UnknownRoom(min(unknown))
     return rooms

@@ -61,7 +61,7 @@ ORDER BY g.record_offset
 LIMIT $4::int
 """
 
-SQL_STILL_USED: Final[LiteralString] = """
+SQL_REFERRED: Final[LiteralString] = """
 SELECT i.record_offset
 FROM unnest($1::text[], $2::bigint[], $3::bytea[]) AS i (event_id, record_offset, reference)
 WHERE EXISTS (SELECT FROM events e WHERE e.event_id = i.event_id AND e.json = i.reference)
@@ -185,18 +185,20 @@ async def _sweep_pack(database: Database, row: SweptPackRow, horizon: str, count
     removed, after = 0, -1
     while True:
         async with database.connection() as conn:
-            found = await conn.fetch(SQL_REMOVABLE, row.pack, after, horizon, BATCH, row=GarbageRow)
-            if not found:
+            garbage = await conn.fetch(
+                SQL_REMOVABLE, row.pack, after, horizon, BATCH, row=GarbageRow
+            )
+            if not garbage:
                 return removed
-            used = await still_used(conn, row.pack, found)
-        unused = [one for one in found if one.record_offset not in used]
+            used = await referred_offsets(conn, row.pack, garbage)
+        unused = [record for record in garbage if record.record_offset not in used]
         if unused:
             await asyncio.to_thread(erase_ranges, _ranges(row, unused))
         async with database.connection() as conn, begun(conn):
-            await conn.execute(SQL_FORGET, row.pack, [one.record_offset for one in found])
+            await conn.execute(SQL_FORGET, row.pack, [record.record_offset for record in garbage])
             await conn.execute(SQL_COUNT_OFF, row.pack, len(unused))
-        removed, after = removed + len(unused), found[-1].record_offset
-        counted.add(len(found))
+        removed, after = removed + len(unused), garbage[-1].record_offset
+        counted.add(len(garbage))
 
 
 async def _drop_if_unused(database: Database, row: SweptPackRow) -> None:
@@ -216,20 +218,20 @@ async def _drop_if_unused(database: Database, row: SweptPackRow) -> None:
         )
 
 
-async def still_used(
+async def referred_offsets(
     conn: Connection, pack: int, records: Sequence[GarbageRow | PackEntry]
 ) -> set[int]:
     """Return the offsets of those records to which their event refers."""
-    wanted = [
-        (one.event_id, reference.offset, reference.to_bytes())
-        for one in records
-        for reference in (_reference(pack, one),)
+    references = [
+        (record.event_id, reference.offset, reference.to_bytes())
+        for record in records
+        for reference in (_reference(pack, record),)
     ]
-    return set(await conn.fetchvals(SQL_STILL_USED, *transposed(wanted, 3)))
+    return set(await conn.fetchvals(SQL_REFERRED, *transposed(references, 3)))
 
 
 def _ranges(row: SweptPackRow, garbage: Sequence[GarbageRow]) -> list[ByteRange]:
-    return [ByteRange(row.url, *record_range(_reference(row.pack, one))) for one in garbage]
+    return [ByteRange(row.url, *record_range(_reference(row.pack, record))) for record in garbage]
 
 
 def _reference(pack: int, record: GarbageRow | PackEntry) -> Reference:

@@ -8,7 +8,7 @@ delete rows that are in use.
   catalogue    the indexes of the schema, and the statements that read each, and its table
   compare      reads both and compares them
   block_ranges the same for an index that has a summary of each range of blocks, and no entries
-  proof        the refusal: `prove_indexes` raises `StorageCorrupt`
+  proof        the refusal: `refuse_corrupt_indexes` raises `StorageCorrupt`
 
 Each index is read from its first entry to its last, twice: its keys (an index-only scan), and the
 rows that it points to. Both must be in order and equal those of the table, which is read by a
@@ -17,6 +17,11 @@ period. Damage to the inner pages of an index, by which a search fails, is not f
 `bt_index_parent_check` of the extension amcheck.
 """
 
-from storage.maintenance.indexes.compare import Lie, lies, lies_in_snapshot, prove_indexes
+from storage.maintenance.indexes.compare import (
+    IndexMismatch,
+    index_mismatches,
+    mismatches_in_snapshot,
+    refuse_corrupt_indexes,
+)
 
-__all__ = ["Lie", "lies", "lies_in_snapshot", "prove_indexes"]
+__all__ = ["IndexMismatch", "index_mismatches", "mismatches_in_snapshot", "refuse_corrupt_indexes"]

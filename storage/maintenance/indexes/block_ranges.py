@@ -135,8 +135,8 @@ class Period(NamedTuple):
 async def block_range_indexes(
     conn: Connection, tables: Collection[str] | None = None
 ) -> list[BlockRangesRow]:
-    given = None if tables is None else list(tables)
-    return await conn.fetch(SQL_BLOCK_RANGE_INDEXES, given, row=BlockRangesRow)
+    names = None if tables is None else list(tables)
+    return await conn.fetch(SQL_BLOCK_RANGE_INDEXES, names, row=BlockRangesRow)
 
 
 async def missed_rows(conn: Connection, index: BlockRangesRow, through_table: str) -> str | None:
@@ -152,24 +152,24 @@ async def missed_rows(conn: Connection, index: BlockRangesRow, through_table: st
     if not ranges:
         return None
     await conn.execute(THROUGH_BLOCK_RANGES)
-    always = await _always_read(conn, index, max(ranges, key=lambda one: one.last).last)
+    always = await _always_read(conn, index, max(ranges, key=lambda keys: keys.last).last)
     if always is None:
         return "not compared: Postgres does not search by it"
     keys = keys_of(ranges, always / index.range_pages)
     await conn.execute(through_table)
     periods = periods_of(keys, await conn.fetch(index.of_table, keys, row=PeriodRow))
     await conn.execute(THROUGH_BLOCK_RANGES)
-    return difference(index.key, periods, await _found(conn, index, periods))
+    return difference(index.key, periods, await _search_counts(conn, index, periods))
 
 
-def difference(key: str, periods: Sequence[Period], found: Sequence[int]) -> str | None:
+def difference(key: str, periods: Sequence[Period], counts: Sequence[int]) -> str | None:
     """Return which rows a search misses, in words, or None if it finds all."""
-    short = [one for one, rows in zip(periods, found, strict=True) if rows != one.rows]
+    short = [period for period, rows in zip(periods, counts, strict=True) if rows != period.rows]
     if not short:
         return None
-    rows = sum(one.rows for one in periods)
+    rows = sum(period.rows for period in periods)
     return (
-        f"{sum(found)} of {rows} rows are found by {key}: some from {short[0].first} to"
+        f"{sum(counts)} of {rows} rows are found by {key}: some from {short[0].first} to"
         f" {short[0].last} are missed"
     )
 
@@ -181,7 +181,7 @@ def keys_of(ranges: Sequence[Keys], always_read: float) -> list[int]:
     all, until the searches of all periods keep to the limits. ``always_read``: the ranges that each
     search reads.
     """
-    keys = sorted({key for one in ranges for key in one})
+    keys = sorted({key for pair in ranges for key in pair})
     while keys and (
         len(keys) > KEYS_MAX
         or ranges_read(ranges, keys) + (2 * len(keys) + 1) * always_read > READS_MAX * len(ranges)
@@ -192,7 +192,10 @@ def keys_of(ranges: Sequence[Keys], always_read: float) -> list[int]:
 
 def ranges_read(ranges: Sequence[Keys], keys: Sequence[int]) -> int:
     """Return how many ranges the searches of all periods read, each as often as it is read."""
-    return sum(_number(keys, one.last) - _number(keys, one.first) + 1 for one in ranges)
+    return sum(
+        _number(keys, block_range.last) - _number(keys, block_range.first) + 1
+        for block_range in ranges
+    )
 
 
 def _number(keys: Sequence[int], key: int) -> int:
@@ -202,11 +205,11 @@ def _number(keys: Sequence[int], key: int) -> int:
 
 def periods_of(keys: Sequence[int], rows: Sequence[PeriodRow]) -> list[Period]:
     counts: Mapping[int, int] = {2 * row.keys - row.is_key: row.rows for row in rows}
-    ends = enumerate(_ends(keys))
-    return [Period(*end, counts[number]) for number, end in ends if number in counts]
+    bounds = enumerate(_bounds(keys))
+    return [Period(*end, counts[number]) for number, end in bounds if number in counts]
 
 
-def _ends(keys: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _bounds(keys: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the first and last key of each period, also of those that can have no row."""
     for before, key in pairwise([LOWEST - 1, *keys]):
         yield before + 1, key - 1
@@ -240,11 +243,13 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _nodes(below)
 
 
-async def _found(conn: Connection, index: BlockRangesRow, periods: Sequence[Period]) -> list[int]:
+async def _search_counts(
+    conn: Connection, index: BlockRangesRow, periods: Sequence[Period]
+) -> list[int]:
     """Return how many rows of each period a search by the index finds."""
-    found: list[int] = []
+    counts: list[int] = []
     for at in range(0, len(periods), TOGETHER):
         part = periods[at : at + TOGETHER]
-        ends = [one.first for one in part], [one.last for one in part]
-        found += await conn.fetchvals(index.of_periods, *ends)
-    return found
+        bounds = [period.first for period in part], [period.last for period in part]
+        counts += await conn.fetchvals(index.of_periods, *bounds)
+    return counts

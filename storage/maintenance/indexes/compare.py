@@ -44,7 +44,7 @@ PAGES_TOGETHER: Final = 1_000
 """Indexes of tables with fewer pages share one statement."""
 
 
-class Lie(NamedTuple):
+class IndexMismatch(NamedTuple):
     """An index that differs from its table; ``found`` describes how, with numbers of entries."""
 
     name: str
@@ -76,41 +76,43 @@ class Rows(NamedTuple):
     of_rows: Decimal | None
 
 
-async def lies(
+async def index_mismatches(
     database: Database, tables: Collection[str] | None = None, *, report: Report = silent
-) -> list[Lie]:
+) -> list[IndexMismatch]:
     """Return the corrupt indexes, of these tables or of all in the schema.
 
     It only reads, in one snapshot; writers may go on. Raise `DatabaseUnavailable` where one index,
     or table, takes longer than `Config.statement_timeout_ms`.
     """
     async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
-        return await lies_in_snapshot(conn, tables, report=report)
+        return await mismatches_in_snapshot(conn, tables, report=report)
 
 
-async def lies_in_snapshot(
+async def mismatches_in_snapshot(
     conn: Connection, tables: Collection[str] | None = None, *, report: Report = silent
-) -> list[Lie]:
+) -> list[IndexMismatch]:
     """Do the same in the caller's transaction; statements after it get bad plans."""
-    found = await indexes(conn, tables)
+    index_rows = await indexes(conn, tables)
     of_block_ranges = await block_range_indexes(conn, tables)
-    pages = _pages(found) + sum(map(_table_pages, _tables(found)))
+    pages = _pages(index_rows) + sum(map(_table_pages, _tables(index_rows)))
     pages += sum(index.table_pages for index in of_block_ranges)
     counted = Counted(report, "compare indexes", pages, "pages", is_estimate=True)
-    entries = await _all_entries(conn, found, counted)
-    rows = await _all_rows(conn, found, counted)
+    entries = await _all_entries(conn, index_rows, counted)
+    rows = await _all_rows(conn, index_rows, counted)
     differences = [
         (index, await _difference(conn, index, entries.get(index.name), rows[index.name]))
-        for index in found
+        for index in index_rows
     ]
-    lying = [
-        Lie(index.name, index.table_name, how) for index, how in differences if how is not None
+    mismatches = [
+        IndexMismatch(index.name, index.table_name, how)
+        for index, how in differences
+        if how is not None
     ]
     for ranges in of_block_ranges:
         how = await missed_rows(conn, ranges, THROUGH_TABLE)
-        lying += [] if how is None else [Lie(ranges.name, ranges.table_name, how)]
+        mismatches += [] if how is None else [IndexMismatch(ranges.name, ranges.table_name, how)]
         counted.add(ranges.table_pages)
-    return lying
+    return mismatches
 
 
 def difference(entries: tuple[Entries, Entries] | None, rows: Rows) -> str | None:
@@ -136,12 +138,12 @@ async def _difference(
     if how is None or entries is None or index.of_twins is None or entries[0].size <= rows.size:
         return how
     [twins] = await conn.fetch(index.of_twins, row=Rows)
-    added = (Decimal() if one is None else one for one in rows)
-    return difference(entries, Rows(*map(add, added, (one or Decimal() for one in twins))))
+    added = (Decimal() if value is None else value for value in rows)
+    return difference(entries, Rows(*map(add, added, (value or Decimal() for value in twins))))
 
 
 async def _all_entries(
-    conn: Connection, found: Sequence[IndexRow], counted: Counted
+    conn: Connection, index_rows: Sequence[IndexRow], counted: Counted
 ) -> dict[str, tuple[Entries, Entries]]:
     """Return the keys of each index, and the rows that it points to.
 
@@ -149,7 +151,7 @@ async def _all_entries(
     """
     await conn.execute(THROUGH_INDEX)
     read: dict[str, tuple[Entries, Entries]] = {}
-    for part in _parts(found):
+    for part in _parts(index_rows):
         used = await _used(conn, part)
         scans = await conn.fetch(_scans(used), row=Entries) if used else []
         read.update(
@@ -161,11 +163,11 @@ async def _all_entries(
 
 
 async def _all_rows(
-    conn: Connection, found: Sequence[IndexRow], counted: Counted
+    conn: Connection, index_rows: Sequence[IndexRow], counted: Counted
 ) -> dict[str, Rows]:
     await conn.execute(THROUGH_TABLE)
     rows: dict[str, Rows] = {}
-    for part in _tables(found):
+    for part in _tables(index_rows):
         sums: list[Decimal | None] = await conn.fetchval(part[0].of_table)
         rows.update(
             (index.name, Rows(sums[at] or Decimal(), *sums[at + 1 : at + 3]))
@@ -175,9 +177,9 @@ async def _all_rows(
     return rows
 
 
-def _pages(found: Sequence[IndexRow]) -> int:
+def _pages(index_rows: Sequence[IndexRow]) -> int:
     """Return about how many pages are read to compare indexes: as many as their tables have."""
-    return sum(index.table_pages for index in found)
+    return sum(index.table_pages for index in index_rows)
 
 
 def _table_pages(part: Sequence[IndexRow]) -> int:
@@ -186,7 +188,7 @@ def _table_pages(part: Sequence[IndexRow]) -> int:
 
 def _scans(part: Sequence[IndexRow]) -> str:
     """Return a statement with two rows per index: of its keys, and of the rows it points to."""
-    return " UNION ALL ".join(one for index in part for one in (index.of_keys, index.of_rows))
+    return " UNION ALL ".join(sql for index in part for sql in (index.of_keys, index.of_rows))
 
 
 async def _used(conn: Connection, part: Sequence[IndexRow]) -> list[IndexRow]:
@@ -224,25 +226,25 @@ def _ways(plan: dict[str, Any]) -> set[tuple[str | None, str]]:
     )
 
 
-def _parts(found: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
+def _parts(index_rows: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
     """Yield the indexes of small tables together, and each of a large table alone.
 
     No statement then takes longer than it must.
     """
-    if small := [index for index in found if index.table_pages < PAGES_TOGETHER]:
+    if small := [index for index in index_rows if index.table_pages < PAGES_TOGETHER]:
         yield small
-    yield from ([index] for index in found if index.table_pages >= PAGES_TOGETHER)
+    yield from ([index] for index in index_rows if index.table_pages >= PAGES_TOGETHER)
 
 
-def _tables(found: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
-    return (list(part) for _, part in groupby(found, lambda index: index.table_name))
+def _tables(index_rows: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
+    return (list(part) for _, part in groupby(index_rows, lambda index: index.table_name))
 
 
 # --------------------------------------------------------------------------------------------------
 # Refuse to rely on a corrupt index.
 
 
-async def prove_indexes(
+async def refuse_corrupt_indexes(
     database: Database,
     work: str,
     tables: Collection[str] | None = None,
@@ -255,19 +257,23 @@ async def prove_indexes(
     and each of its indexes twice. Raise `StorageCorrupt` if an index is corrupt: the error names
     the indexes, and nothing has changed.
     """
-    found = await lies(database, tables, report=report)
-    if found:
-        raise refusal(work, found)
+    mismatches = await index_mismatches(database, tables, report=report)
+    if mismatches:
+        raise refusal(work, mismatches)
 
 
-def refusal(work: str, found: Collection[Lie]) -> StorageCorrupt:
+def refusal(work: str, mismatches: Collection[IndexMismatch]) -> StorageCorrupt:
     """Return the error that names the corrupt indexes and how to mend them."""
-    named = ", ".join(f"{lie.name} of {lie.table_name} ({lie.found})" for lie in found)
-    mend = "; ".join(f"REINDEX INDEX CONCURRENTLY {lie.name}" for lie in found)
+    named = ", ".join(
+        f"{mismatch.name} of {mismatch.table_name} ({mismatch.found})" for mismatch in mismatches
+    )
+    commands = "; ".join(f"REINDEX INDEX CONCURRENTLY {mismatch.name}" for mismatch in mismatches)
     reason = (
         f"{work} would go by an index that does not agree with its table: {named}."
-        f" Nothing was changed. Run {mend}; then `room-storage verify`"
+        f" Nothing was changed. Run {commands}; then `room-storage verify`"
     )
     error = StorageCorrupt(reason)
-    error.ids = {"indexes": [lie.name for lie in found]}  # the text ends with what to run
+    error.ids = {
+        "indexes": [mismatch.name for mismatch in mismatches]
+    }  # the text ends with what to run
     return error

@@ -66,7 +66,7 @@ ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
 ).sql
 
 SQL_TAKEN: Final[LiteralString] = """
-SELECT count(*) FILTER (WHERE e.taken) AS taken, count(*) AS looked_at,
+SELECT count(*) FILTER (WHERE e.taken) AS taken, count(*) AS examined,
     (array_agg(e.topological_ordering
         ORDER BY e.topological_ordering, e.stream_ordering))[1] AS topological_ordering,
     (array_agg(e.stream_ordering
@@ -143,15 +143,15 @@ async def _take(
     with context.pace.measured():
         try:
             async with context.database.transaction() as conn:
-                job, kept.position = await _ahead(conn, context, job, kept, rows)
+                job, kept.position = await _delete_then_lock(conn, context, job, kept, rows)
         except (Overtaken, DatabaseConflict, DatabaseUnavailable):
             job, kept.position = await context.database.run(
-                lambda conn: _held(conn, context, job, kept, rows)
+                lambda conn: _lock_then_delete(conn, context, job, kept, rows)
             )
     return job
 
 
-async def _ahead(
+async def _delete_then_lock(
     conn: Connection,
     context: PurgeContext,
     job: PurgeJob,
@@ -162,11 +162,9 @@ async def _ahead(
     await conn.execute(SQL_WAIT_SHORTLY)
     expected = _sorted(await stand_of(conn, job.room_nid), job, kept, rows)
     await take(conn, job.room_nid, expected)
-    counted = await count(
-        conn, job, deleted=len(expected.deleted), set_aside=len(expected.set_aside)
-    )
+    counted = await count(conn, job, deleted=len(expected.deleted), outliers=len(expected.outliers))
     await lock_room_keeping_plans(conn, job.room_id)
-    context.pace.held()
+    context.pace.locked()
     stand = await kept.since(conn)
     removal = _sorted(stand, job, kept, rows)
     if removal != expected:
@@ -175,7 +173,7 @@ async def _ahead(
     return counted, stand.position
 
 
-async def _held(
+async def _lock_then_delete(
     conn: Connection,
     context: PurgeContext,
     job: PurgeJob,
@@ -184,18 +182,18 @@ async def _held(
 ) -> tuple[PurgeJob, int]:
     """Lock the room first, so that no event can arrive in between."""
     await lock_room_keeping_plans(conn, job.room_id)
-    context.pace.held()
+    context.pace.locked()
     stand = await kept.since(conn)
     removal = _sorted(stand, job, kept, rows)
     await take(conn, job.room_nid, removal)
-    counted = await count(conn, job, deleted=len(removal.deleted), set_aside=len(removal.set_aside))
+    counted = await count(conn, job, deleted=len(removal.deleted), outliers=len(removal.outliers))
     await _follow(conn, job, kept, removal)
     return counted, stand.position
 
 
 async def _follow(conn: Connection, job: PurgeJob, kept: References, removal: Removal) -> None:
-    if gone := await follow(conn, kept, removal):
-        await publish_removed(conn, job.room_id, "timeline", gone)
+    if removed_ids := await follow(conn, kept, removal):
+        await publish_removed(conn, job.room_id, "timeline", removed_ids)
 
 
 def _sorted(
@@ -208,28 +206,28 @@ def _sorted(
             kept.stays(row.topological_ordering, row.stream_ordering, backfilled=row.backfilled)
             or row.event_nid in stand.forward_extremities
         ):
-            _stay(removal, row, ends=row.event_nid not in stand.forward_extremities)
+            _stay(removal, row, is_extremity=row.event_nid not in stand.forward_extremities)
         elif row.stream_ordering == stand.last_stream_ordering:
-            _stay(removal, row, ends=True)
+            _stay(removal, row, is_extremity=True)
         elif (row.is_rejected and row.is_state) or (
-            row.event_nid in kept.held and (not row.is_state or row.type_nid == TYPE_REDACTION)
+            row.event_nid in kept.referred and (not row.is_state or row.type_nid == TYPE_REDACTION)
         ):
-            _stay(removal, row, ends=True)
+            _stay(removal, row, is_extremity=True)
             removal.retained[row.event_nid] = row.local
         elif row.is_rejected:
             removal.deleted.append(row)
         elif row.is_state or _takes_effect(row) or (row.local and not job.local):
-            removal.set_aside.append(row)
+            removal.outliers.append(row)
             removal.retained[row.event_nid] = row.local
         else:
             removal.deleted.append(row)
     return removal
 
 
-def _stay(removal: Removal, row: PurgedEventRow, *, ends: bool) -> None:
+def _stay(removal: Removal, row: PurgedEventRow, *, is_extremity: bool) -> None:
     removal.staying.append(row)
-    if ends and not (row.is_rejected or row.soft_failed or row.backfilled):
-        removal.ends.append(row.event_nid)
+    if is_extremity and not (row.is_rejected or row.soft_failed or row.backfilled):
+        removal.extremities.append(row.event_nid)
 
 
 def _takes_effect(row: PurgedEventRow) -> bool:

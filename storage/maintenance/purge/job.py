@@ -183,7 +183,7 @@ async def count(
     job: PurgeJob,
     *,
     deleted: int = 0,
-    set_aside: int = 0,
+    outliers: int = 0,
     swept: int = 0,
     state_groups: int = 0,
     phase: str | None = None,
@@ -193,7 +193,7 @@ async def count(
         SQL_COUNT,
         job.job_id,
         deleted,
-        set_aside,
+        outliers,
         swept,
         state_groups,
         phase or job.phase,
@@ -246,7 +246,7 @@ class PurgeThrottle:
             self.batch, pace.took_s, goal_s=HOLD_MS / 1000, least=BATCH_MIN, most=BATCH_MAX
         )
 
-    def held(self) -> None:
+    def locked(self) -> None:
         """Start the clock: the room is locked from now on, and the wait for it does not count."""
         self._pace.restart()
 

@@ -29,7 +29,7 @@ FROM rooms
 WHERE room_nid = $1::int
 """
 
-SQL_ABOVE: Final[LiteralString] = compose(
+SQL_STAYING: Final[LiteralString] = compose(
     """
 SELECT e.event_nid, e.topological_ordering, e.stream_ordering, e.backfilled, e.redacted_by,
     e.type_nid = {TYPE_REDACTION} AND e.rejected IS NULL AND NOT e.soft_failed AS is_redaction,
@@ -154,8 +154,8 @@ class References:
     """The events of a room that stay, as far as they matter to those that go.
 
     ``children``: by the nid of a parent that may go, the staying events that name it.
-    ``redactions``: by the id of a target, the staying redactions. ``held``: events that are no
-    state and stay in the timeline until the end, because other events refer to them. ``gone``:
+    ``redactions``: by the id of a target, the staying redactions. ``referred``: events that are no
+    state and stay in the timeline until the end, because other events refer to them. ``deleted``:
     events that stayed until the end of the purge and are deleted now.
     """
 
@@ -174,8 +174,8 @@ class References:
         self.position: int = stand.position
         self.children: dict[int, set[int]] = {}
         self.redactions: dict[str, list[int]] = {}
-        self.held: set[int] = set()
-        self.gone: set[int] = set()
+        self.referred: set[int] = set()
+        self.deleted: set[int] = set()
         self._room_version = room_version
 
     def stays(self, topological: int, stream: int, *, backfilled: bool) -> bool:
@@ -203,13 +203,13 @@ class References:
         )
         return stand
 
-    async def look(self, database: Database) -> None:
+    async def read_staying(self, database: Database) -> None:
         """Read all events that stay."""
         at = (self.cut.topological - 1, 1 << 62)
         while True:
             async with database.connection() as conn:
                 rows = await conn.fetch(
-                    SQL_ABOVE, self.room_nid, *at, self.cut.topological, PAGE, row=KeptRow
+                    SQL_STAYING, self.room_nid, *at, self.cut.topological, PAGE, row=KeptRow
                 )
                 await self._take(conn, rows)
             if len(rows) < PAGE:
@@ -225,11 +225,11 @@ class References:
             if len(rows) < PAGE:
                 break
             late = rows[-1].stream_ordering
-        await self._look_at_later(database)
+        await self._read_later(database)
         async with database.connection() as conn:
-            self.held.update(await conn.fetchvals(SQL_OUTLIERS, self.room_nid))
+            self.referred.update(await conn.fetchvals(SQL_OUTLIERS, self.room_nid))
 
-    async def _look_at_later(self, database: Database) -> None:
+    async def _read_later(self, database: Database) -> None:
         """Read the events that arrived since the job began, of any origin."""
         after = self.arrived_upto
         while after < self.position:
@@ -249,9 +249,9 @@ class References:
             ):
                 continue
             self.name(row.event_nid, row.going)
-            self.held.update(row.cited)
+            self.referred.update(row.cited)
             if row.redacted_by is not None:
-                self.held.add(row.redacted_by)
+                self.referred.add(row.redacted_by)
             if row.is_redaction:
                 redactions.append(row.event_nid)
         for one in await conn.fetch(SQL_REDACTS, redactions, row=RedactsRow) if redactions else ():
@@ -278,5 +278,5 @@ async def keeping(
         return References(room_nid, room_version, cut, arrived_upto, await stand_of(conn, room_nid))
 
     kept = await database.run(begin)
-    await kept.look(database)
+    await kept.read_staying(database)
     return kept

@@ -43,7 +43,7 @@ SELECT count(*)
 FROM gone
 """
 
-SQL_SET_ASIDE: Final[LiteralString] = """
+SQL_MAKE_OUTLIERS: Final[LiteralString] = """
 UPDATE events
 SET outlier = true,
     stream_ordering = NULL,
@@ -175,19 +175,19 @@ class Removal:
     """The events that one transaction takes out of the timeline, and those that stay."""
 
     deleted: list[PurgedEventRow] = field(default_factory=list)
-    set_aside: list[PurgedEventRow] = field(default_factory=list)
+    outliers: list[PurgedEventRow] = field(default_factory=list)
     staying: list[PurgedEventRow] = field(default_factory=list)
     """In the timeline, for good or until the end of the purge: their missing parents become gaps.
     """
     retained: dict[int, bool] = field(default_factory=dict)
     """Events set aside or staying that the end of the purge examines again; True for local ones."""
-    ends: list[int] = field(default_factory=list)
+    extremities: list[int] = field(default_factory=list)
     """Staying events that would become forward extremities without the events that named them."""
 
     @property
     def removed(self) -> list[PurgedEventRow]:
         """Return the events that leave the timeline."""
-        return [*self.deleted, *self.set_aside]
+        return [*self.deleted, *self.outliers]
 
 
 async def take(conn: Connection, room_nid: int, removal: Removal) -> None:
@@ -198,8 +198,8 @@ async def take(conn: Connection, room_nid: int, removal: Removal) -> None:
     if removal.deleted:
         chained = [row.event_nid for row in removal.deleted if row.is_state]
         await delete(conn, room_nid, [row.event_nid for row in removal.deleted], chained)
-    if removal.set_aside:
-        await conn.execute(SQL_SET_ASIDE, room_nid, [row.event_nid for row in removal.set_aside])
+    if removal.outliers:
+        await conn.execute(SQL_MAKE_OUTLIERS, room_nid, [row.event_nid for row in removal.outliers])
     if removal.retained:
         await conn.execute(
             SQL_LEAVE, room_nid, list(removal.retained), list(removal.retained.values())
@@ -221,15 +221,18 @@ async def follow(conn: Connection, keeping: References, removal: Removal) -> lis
             SQL_SHRINK_GAPS, list({parent for row in removed for parent in row.prev_events}), nids
         )
         await _open_gaps(conn, keeping, removed)
-    gone = {*nids, *keeping.gone}
+    deleted = {*nids, *keeping.deleted}
     waiting = [
-        (one, row.event_id)
+        (redaction, row.event_id)
         for row in removed
-        for one in keeping.redactions.get(row.event_id, ())
-        if one not in gone
+        for redaction in keeping.redactions.get(row.event_id, ())
+        if redaction not in deleted
     ]
     purged_upto = max((row.stream_ordering for row in removed if not row.backfilled), default=None)
-    named = {*removal.ends, *(parent for row in removed for parent in row.prev_events)} - set(nids)
+    named = {
+        *removal.extremities,
+        *(parent for row in removed for parent in row.prev_events),
+    } - set(nids)
     if named or removed:
         await conn.execute(
             SQL_FOLLOW,
@@ -237,8 +240,8 @@ async def follow(conn: Connection, keeping: References, removal: Removal) -> lis
             nids,
             purged_upto,
             list(named),
-            [one for one, _ in waiting],
-            [one for _, one in waiting],
+            [redaction for redaction, _ in waiting],
+            [event_id for _, event_id in waiting],
         )
     return [*(row.event_id for row in removed), *changed]
 
@@ -261,11 +264,11 @@ async def delete(
 async def _open_gaps(
     conn: Connection, keeping: References, removed: Sequence[PurgedEventRow]
 ) -> None:
-    gone = {row.event_nid for row in removed} | keeping.gone
+    deleted = {row.event_nid for row in removed} | keeping.deleted
     gaps = [
         (row.event_nid, row.event_id, children)
         for row in removed
-        if (children := keeping.children.get(row.event_nid, set()) - gone)
+        if (children := keeping.children.get(row.event_nid, set()) - deleted)
     ]
     if gaps:
         texts = ["{" + ",".join(map(str, sorted(children))) + "}" for _, _, children in gaps]
@@ -274,7 +277,7 @@ async def _open_gaps(
             SQL_OPEN_GAPS,
             keeping.room_nid,
             [nid for nid, _, _ in gaps],
-            [one for _, one, _ in gaps],
+            [event_id for _, event_id, _ in gaps],
             texts,
             naming,
         )

@@ -221,11 +221,11 @@ async def _take(context: PurgeContext, job: PurgeJob) -> PurgeJob:
 
     async def work(conn: Connection) -> PurgeJob:
         await lock_room(conn, job.room_id)
-        context.pace.held()
+        context.pace.locked()
         await conn.execute(SQL_HIDE, room_nid)
-        if gone := int(await conn.fetchval(SQL_EVENTS, room_nid, batch)):
+        if events := int(await conn.fetchval(SQL_EVENTS, room_nid, batch)):
             await invalidate_caches(conn, AUTH_CHAIN_IDS)
-            return await count(conn, job, deleted=gone, phase="room")
+            return await count(conn, job, deleted=events, phase="room")
         groups = int(await conn.fetchval(SQL_GROUPS, room_nid, batch))
         if groups + int(await conn.fetchval(SQL_REST, room_nid, batch)):
             return await count(conn, job, state_groups=groups, phase="room")

@@ -11,7 +11,7 @@ from storage.database.connection import Connection, Database
 from storage.database.deployment import earlier_now_ms, now_ms
 from storage.errors import InputError, PartialState, PurgeRunning, StorageError, UnknownRoom
 from storage.ids import RoomId
-from storage.maintenance.indexes import prove_indexes
+from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.purge import job as job_rows
 from storage.maintenance.purge.cut_point import (
     SQL_ROOM,
@@ -94,12 +94,12 @@ async def policies(
     Return also the number of rooms, and the last room id, to continue from, or None.
     """
     rows = await conn.fetch(SQL_POLICIES, after, row=PolicyRow)
-    found = [
+    room_policies = [
         Policy(row.room_id, lifetime)
         for row in rows
         if (lifetime := lifetime_ms(row.raw, config)) is not None
     ]
-    return found, len(rows), rows[-1].room_id if rows else None
+    return room_policies, len(rows), rows[-1].room_id if rows else None
 
 
 def lifetime_ms(raw: bytes | None, config: Config) -> int | None:
@@ -108,11 +108,11 @@ def lifetime_ms(raw: bytes | None, config: Config) -> int | None:
     A value that is no positive integer counts as absent.
     """
     content = {} if raw is None else orjson.loads(raw).get("content")
-    wanted = content.get("max_lifetime") if isinstance(content, dict) else None
-    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted <= 0:
+    lifetime = content.get("max_lifetime") if isinstance(content, dict) else None
+    if not isinstance(lifetime, int) or isinstance(lifetime, bool) or lifetime <= 0:
         return config.retention_lifetime_ms_default or None
-    longest = config.retention_lifetime_ms_max or wanted
-    return max(min(wanted, longest), config.retention_lifetime_ms_min)
+    longest = config.retention_lifetime_ms_max or lifetime
+    return max(min(lifetime, longest), config.retention_lifetime_ms_min)
 
 
 WORK: Final = "a purge"
@@ -164,7 +164,7 @@ class CountRow(NamedTuple):
     """How many of a page of events would be taken, and where the page ends."""
 
     taken: int
-    looked_at: int
+    examined: int
     topological_ordering: int | None
     stream_ordering: int | None
 
@@ -188,7 +188,7 @@ async def purge_history(
     dry_run: bool = False,
     watcher: Watcher | None = None,
     report: Report = silent,
-    indexes_proven: bool = False,
+    indexes_compared: bool = False,
 ) -> Purged:
     """Purge the history of a room below an event or a time.
 
@@ -196,7 +196,7 @@ async def purge_history(
     clocks see cut_point.py. An earlier, interrupted job of the room is finished first. ``local``:
     also purge events of users of ``server_name``. ``watcher`` is awaited with the job after each
     transaction; an exception from it ends the purge, and the job can be resumed.
-    ``indexes_proven``: the caller has called `prove_indexes`.
+    ``indexes_compared``: the caller has called `refuse_corrupt_indexes`.
 
     Raise `UnknownRoom`, `UnknownEvent`, `PurgeRefused`, `PurgeRunning`, `PartialState` for a room
     whose members are not all known, or `StorageCorrupt` where an index is corrupt: nothing has
@@ -204,8 +204,8 @@ async def purge_history(
     """
     if (before_event_id is None) == (before_ts is None):
         raise InputError("give either the event or the time before which history is purged")
-    if not (dry_run or indexes_proven):
-        await prove_indexes(database, WORK, report=report)
+    if not (dry_run or indexes_compared):
+        await refuse_corrupt_indexes(database, WORK, report=report)
     room = await _room(database, room_id)
     async with database.connection() as conn:
         now_ts = await earlier_now_ms(conn)
@@ -246,7 +246,7 @@ async def purge_room(
     `PurgeRunning`, or `StorageCorrupt` where an index is corrupt: nothing has changed then.
     """
     if not dry_run:
-        await prove_indexes(database, WORK, report=report)
+        await refuse_corrupt_indexes(database, WORK, report=report)
     room = await _room(database, room_id)
     if dry_run:
         return Purged(room_id, await _counted(database, room, CutPoint(1 << 62, 1 << 62)), None)
@@ -292,16 +292,16 @@ async def purge_retention(
     is corrupt.
     """
     if not dry_run:
-        await prove_indexes(database, WORK, report=report)
+        await refuse_corrupt_indexes(database, WORK, report=report)
     async with database.connection() as conn:
         counted = Counted(report, "purge", await room_total(conn), "rooms", is_estimate=True)
     after: str | None = ""
     while after is not None:
         async with database.connection() as conn:
             now_ts = await earlier_now_ms(conn)
-            found, looked_at, after = await policies(conn, database.config, after)
-        counted.add(looked_at - len(found))
-        for policy in found:
+            room_policies, examined, after = await policies(conn, database.config, after)
+        counted.add(examined - len(room_policies))
+        for policy in room_policies:
             before_ts = now_ts - policy.lifetime_ms
             try:
                 purged = await purge_history(
@@ -313,7 +313,7 @@ async def purge_retention(
                     dry_run=dry_run,
                     watcher=watcher,
                     report=_within(counted),
-                    indexes_proven=True,
+                    indexes_compared=True,
                 )
             except (PurgeRunning, UnknownRoom, PartialState):
                 continue
@@ -334,7 +334,7 @@ async def resume(
 
     It skips purges that run elsewhere. Raise `StorageCorrupt` where an index is corrupt.
     """
-    await prove_indexes(database, WORK, report=report)
+    await refuse_corrupt_indexes(database, WORK, report=report)
     begun = await job_rows.begun(database)
     counted = Counted(silent if len(begun) == 1 else report, "purge", len(begun), "purges")
     shown = report if len(begun) == 1 else _within(counted)  # one purge shows its own progress
@@ -461,19 +461,19 @@ async def _deltas(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     stream = 0 if job.cut is None else job.cut.stream
 
     async def work(conn: Connection) -> tuple[PurgeJob, int]:
-        gone = int(await conn.fetchval(SQL_DELTAS, job.room_nid, stream, DELTAS))
-        return await job_rows.count(conn, job, phase="deltas"), gone
+        deleted = int(await conn.fetchval(SQL_DELTAS, job.room_nid, stream, DELTAS))
+        return await job_rows.count(conn, job, phase="deltas"), deleted
 
-    gone = DELTAS
-    while gone == DELTAS:
-        job, gone = await context.database.run(work)
+    deleted = DELTAS
+    while deleted == DELTAS:
+        job, deleted = await context.database.run(work)
         await context.pace.rest(job)
     return job
 
 
 async def _groups(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     """Delete state groups that nothing refers to any more."""
-    collected = await collect(context.database, job.room_id, indexes_proven=True)
+    collected = await collect(context.database, job.room_id, indexes_compared=True)
 
     async def work(conn: Connection) -> PurgeJob:
         return await job_rows.count(conn, job, state_groups=collected.state_groups, phase="groups")
@@ -485,7 +485,7 @@ async def _groups(context: PurgeContext, job: PurgeJob) -> PurgeJob:
 
 async def _end(context: PurgeContext, job: PurgeJob) -> PurgeJob:
     """Remove unused visibility rows and out-of-range ranges, and invalidate caches of others."""
-    collected = await collect(context.database, job.room_id, indexes_proven=True)
+    collected = await collect(context.database, job.room_id, indexes_compared=True)
     await remove_unused_visibility(context, job)
 
     async def work(conn: Connection) -> PurgeJob:

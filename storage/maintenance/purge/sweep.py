@@ -38,7 +38,7 @@ WHERE l.room_nid = $1::int AND NOT EXISTS (
 )
 """
 
-SQL_LEAVINGS: Final[LiteralString] = compose(
+SQL_RETAINED: Final[LiteralString] = compose(
     """
 SELECT l.event_nid, e.event_id, l.local, e.outlier,
     array_remove(array_append(:auth_nids.call(e), e.redacted_by), NULL) AS named
@@ -192,49 +192,49 @@ class RetainedEvents:
 
     def need(self, nids: Iterable[int]) -> None:
         """Mark these events as needed, and those that they name."""
-        front = [nid for nid in nids if nid in self.rows and nid not in self.needed]
-        while front:
-            nid = front.pop()
+        queue = [nid for nid in nids if nid in self.rows and nid not in self.needed]
+        while queue:
+            nid = queue.pop()
             if nid not in self.needed:
                 self.needed.add(nid)
-                front.extend(one for one in self.rows[nid].named if one in self.rows)
+                queue.extend(named for named in self.rows[nid].named if named in self.rows)
 
     def free(self) -> list[int]:
         """Return the events that nothing needs, each before those that it names."""
         free = self.rows.keys() - self.needed
         naming = dict.fromkeys(free, 0)
         for nid in free:
-            for one in set(self.rows[nid].named) & free:
-                naming[one] += 1
-        front = sorted(nid for nid, number in naming.items() if not number)
+            for named in set(self.rows[nid].named) & free:
+                naming[named] += 1
+        queue = sorted(nid for nid, number in naming.items() if not number)
         ordered: list[int] = []
-        while front:
-            nid = front.pop()
+        while queue:
+            nid = queue.pop()
             ordered.append(nid)
-            for one in set(self.rows[nid].named) & free:
-                naming[one] -= 1
-                if not naming[one]:
-                    front.append(one)
+            for named in set(self.rows[nid].named) & free:
+                naming[named] -= 1
+                if not naming[named]:
+                    queue.append(named)
         return ordered
 
 
 async def sweep(context: PurgeContext, job: PurgeJob, kept: References) -> PurgeJob:
     """Delete the retained events that nothing needs."""
-    retained = await _look(context.database, job)
-    front = retained.free()
-    while front:
-        batch = front[: BATCHES * context.pace.batch]
-        job, gone = await _sweep(context, job, kept, retained, batch)
-        kept.gone |= gone
+    retained = await _read_retained(context.database, job)
+    queue = retained.free()
+    while queue:
+        batch = queue[: BATCHES * context.pace.batch]
+        job, deleted = await _sweep(context, job, kept, retained, batch)
+        kept.deleted |= deleted
         for nid in batch:
-            if nid in gone:
+            if nid in deleted:
                 del retained.rows[nid]
-        front = retained.free() if len(gone) < len(batch) else front[len(batch) :]
+        queue = retained.free() if len(deleted) < len(batch) else queue[len(batch) :]
         await context.pace.rest(job)
     return job
 
 
-async def _look(database: Database, job: PurgeJob) -> RetainedEvents:
+async def _read_retained(database: Database, job: PurgeJob) -> RetainedEvents:
     """Read the retained events, and which of them are needed."""
 
     async def begin(conn: Connection) -> RetainedEvents:
@@ -249,7 +249,7 @@ async def _look(database: Database, job: PurgeJob) -> RetainedEvents:
             SQL_BACK, room_nid, 0 if cut is None else cut.topological, job.arrived_upto
         )
         at = 0
-        while rows := await conn.fetch(SQL_LEAVINGS, room_nid, at, PAGE, row=RetainedEventRow):
+        while rows := await conn.fetch(SQL_RETAINED, room_nid, at, PAGE, row=RetainedEventRow):
             retained.rows.update((row.event_nid, row) for row in rows)
             at = rows[-1].event_nid
         retained.need(nid for nid, row in retained.rows.items() if row.local and not job.local)
@@ -266,17 +266,17 @@ async def _roots(conn: Connection, retained: RetainedEvents) -> None:
     nids = list(retained.rows)
     for start in range(0, len(nids) or 1, PAGE):
         retained.need(await conn.fetchvals(SQL_MEMBERS, room_nid, nids[start : start + PAGE]))
-    place = (-(1 << 62), 0)
-    while rows := await conn.fetch(SQL_TIMELINE, room_nid, *place, PAGE, row=PlacedRow):
+    after = (-(1 << 62), 0)
+    while rows := await conn.fetch(SQL_TIMELINE, room_nid, *after, PAGE, row=PlacedRow):
         for row in rows:
             if row.event_nid not in retained.rows:
                 retained.need(row.named)
-        place = (rows[-1].topological_ordering, rows[-1].stream_ordering)
+        after = (rows[-1].topological_ordering, rows[-1].stream_ordering)
     at = 0
     while outliers := await conn.fetch(SQL_OUTLIERS, room_nid, at, PAGE, row=NamingRow):
-        for one in outliers:
-            if one.nid not in retained.rows:
-                retained.need(one.event_nids)
+        for outlier in outliers:
+            if outlier.nid not in retained.rows:
+                retained.need(outlier.event_nids)
         at = outliers[-1].nid
 
 
@@ -291,7 +291,7 @@ async def _sweep(
 
     async def work(conn: Connection) -> tuple[PurgeJob, set[int], RoomOrderVersion]:
         await lock_room_keeping_plans(conn, job.room_id)
-        context.pace.held()
+        context.pace.locked()
         stand = await kept.since(conn)
         if stand.write_version != retained.write_version:
             await _since(conn, retained)
@@ -307,20 +307,20 @@ async def _sweep(
         swept = await delete(conn, job.room_nid, outliers, outliers, outliers_only=True)
         counted = await count(conn, job, swept=swept, deleted=len(staying), phase="sweep")
         if going:
-            gone = (f"#{nid}" for nid in going)
+            nid_names = (f"#{nid}" for nid in going)
             await publish_removed(
                 conn,
                 job.room_id,
                 "held",
-                {*changed, *(retained.rows[nid].event_id for nid in going), *gone},
+                {*changed, *(retained.rows[nid].event_id for nid in going), *nid_names},
             )
         return counted, set(going), stand
 
     with context.pace.measured():
-        job, gone, stand = await context.database.run(work)
+        job, deleted_nids, stand = await context.database.run(work)
     kept.position = retained.position = stand.position
     retained.write_version = stand.write_version
-    return job, gone
+    return job, deleted_nids
 
 
 async def _since(conn: Connection, retained: RetainedEvents) -> None:

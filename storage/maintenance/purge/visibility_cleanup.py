@@ -94,7 +94,7 @@ async def _forget(
 
     async def work(conn: Connection) -> None:
         await lock_room_keeping_plans(conn, job.room_id)
-        context.pace.held()
+        context.pace.locked()
         await conn.execute(SQL_FORGET, job.room_nid, *columns)
 
     with context.pace.measured():

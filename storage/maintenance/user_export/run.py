@@ -122,8 +122,8 @@ class UserReceiptRow(NamedTuple):
 
 async def rooms_of(conn: Connection, user_id: UserId) -> list[RoomId]:
     """Return the rooms in which the user has or had a membership."""
-    found: list[str] = await conn.fetchvals(SQL_USER_ROOMS, user_id)
-    return [RoomId(one) for one in found]
+    room_ids: list[str] = await conn.fetchvals(SQL_USER_ROOMS, user_id)
+    return [RoomId(room_id) for room_id in room_ids]
 
 
 async def sent_by(conn: Connection, user_id: UserId) -> AsyncIterator[dict[str, Any]]:
@@ -225,16 +225,18 @@ def row(event: StoredEvent, user_id: str) -> str:
     """Return an event as a row of a room's table."""
     own = ' class="own"' if event.sender == user_id else ""
     sent = time_of(event.json.get("origin_server_ts"))
-    return f"<tr{own}><td>{sent}</td><td>{escape(event.sender)}</td><td>{said(event)}</td></tr>\n"
+    return (
+        f"<tr{own}><td>{sent}</td><td>{escape(event.sender)}</td><td>{html_of(event)}</td></tr>\n"
+    )
 
 
-def said(event: StoredEvent) -> str:
+def html_of(event: StoredEvent) -> str:
     """Return what an event says, in HTML: a text where it has one, else its type."""
     content: dict[str, Any] = event.content
     if event.pruned:
         return f'<span class="quiet">{escape(event.type)}: removed</span>'
     texts = [content.get(key) for key in ("body", "name", "topic", "membership", "reason")]
-    text = "\n".join(one for one in texts if isinstance(one, str))
+    text = "\n".join(value for value in texts if isinstance(value, str))
     if event.type == "m.room.message":
         return escape(text).replace("\n", "<br>")
     of_key = "" if not event.state_key else f" {escape(event.state_key)}"

@@ -69,12 +69,12 @@ class AuthGraph:
     def chain(self, nids: Iterable[int]) -> set[int]:
         """Return the auth chain of these events, without the events themselves."""
         reached: set[int] = set()
-        front = [parent for nid in nids for parent in self.parents(nid)]
-        while front:
-            nid = front.pop()
+        queue = [parent for nid in nids for parent in self.parents(nid)]
+        while queue:
+            nid = queue.pop()
             if nid not in reached:
                 reached.add(nid)
-                front.extend(self.parents(nid))
+                queue.extend(self.parents(nid))
         return reached
 
     def reached_by(self, nid: int, state: Collection[int]) -> bool:
@@ -83,14 +83,14 @@ class AuthGraph:
         The search goes up from the event: mostly one of the first that cite it is in the state.
         """
         seen: set[int] = set()
-        front = list(self.citing.get(nid, ()))
-        while front:
-            above = front.pop()
-            if above in state:
+        queue = list(self.citing.get(nid, ()))
+        while queue:
+            citing_nid = queue.pop()
+            if citing_nid in state:
                 return True
-            if above not in seen:
-                seen.add(above)
-                front.extend(self.citing.get(above, ()))
+            if citing_nid not in seen:
+                seen.add(citing_nid)
+                queue.extend(self.citing.get(citing_nid, ()))
         return False
 
     def in_order(self) -> list[int]:
@@ -104,10 +104,10 @@ class AuthGraph:
         while free:
             nid = free.pop()
             ordered.append(nid)
-            for above in self.citing.get(nid, ()):
-                left[above] -= 1
-                if not left[above]:
-                    free.append(above)
+            for citing_nid in self.citing.get(nid, ()):
+                left[citing_nid] -= 1
+                if not left[citing_nid]:
+                    free.append(citing_nid)
         return ordered
 
 
@@ -123,15 +123,15 @@ async def read_auth_graph(conn: Connection, room_nid: int) -> AuthGraph:
 # checked. The position and links of an event are correct if they lead to its own auth events only,
 # and to all of them. Everything that those reach was checked before.
 
-TEMPLATE_PLACES: Final[LiteralString] = """
+TEMPLATE_POSITIONS: Final[LiteralString] = """
 SELECT a.event_nid, COALESCE(a.chain_nid, -a.event_nid) AS chain_nid, a.sequence_number, a.link_1,
     a.link_2
 FROM {events} AS e
 CROSS JOIN LATERAL (SELECT * FROM auth_chains WHERE event_nid = e.event_nid OFFSET 0) AS a
 """
 
-SQL_PLACES: Final[LiteralString] = fill(
-    TEMPLATE_PLACES,
+SQL_POSITIONS: Final[LiteralString] = fill(
+    TEMPLATE_POSITIONS,
     events=PART_ROOM_EVENTS,
 )
 
@@ -181,7 +181,7 @@ class LinkRow(NamedTuple):
 class ChainCover(NamedTuple):
     """The cover of a room: positions of events, events of positions, links by where they begin."""
 
-    places: Mapping[int, ChainPosition]
+    positions: Mapping[int, ChainPosition]
     events: Mapping[ChainPosition, int]
     links: Mapping[ChainPosition, list[ChainPosition]]
 
@@ -190,7 +190,7 @@ async def check_cover(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fin
     """Check that the cover agrees with the auth events ("auth_chains")."""
     graph = await read_auth_graph(conn, room.nid)
     cover = await read_cover(conn, room.nid)
-    for finding in (*_out_of_range(room, cover, graph), *_places(room, cover, graph)):
+    for finding in (*_out_of_range(room, cover, graph), *_check_positions(room, cover, graph)):
         yield finding
     for event_id in await conn.fetchvals(SQL_MISNAMED, room.nid):
         yield room.finding(
@@ -200,56 +200,58 @@ async def check_cover(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fin
 
 def _out_of_range(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator[Finding]:
     """Report positions and links of events that are no state events."""
-    for nid, place in cover.places.items():
+    for nid, position in cover.positions.items():
         if nid not in graph.rows:
             yield room.finding(
                 "auth_chains",
                 [f"nid {nid}"],
-                f"{_described(place)} for an event that is no state event",
+                f"{_described(position)} for an event that is no state event",
                 "no position",
             )
-    for place, targets in cover.links.items():
-        if place not in cover.events or any(target not in cover.events for target in targets):
+    for position, targets in cover.links.items():
+        if position not in cover.events or any(target not in cover.events for target in targets):
             yield room.finding(
                 "auth_chains",
-                [_described(place)],
+                [_described(position)],
                 "a link to or from a position without an event",
                 "no link",
             )
 
 
-def _places(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator[Finding]:
+def _check_positions(room: VerifiedRoom, cover: ChainCover, graph: AuthGraph) -> Iterator[Finding]:
     """Check the events in order; keep how far each reaches until its last child is done."""
     left = {nid: len(graph.citing.get(nid, ())) for nid in graph.rows}
     reaches: dict[int, Reach] = {}
     for nid in graph.in_order():
         row = graph.rows[nid]
         reaches[nid] = _reach(cover, graph, reaches, nid)
-        if nid in cover.places:
-            for found, wanted in _differences(cover, graph, reaches, nid):
-                yield room.finding("auth_chains", [row.event_id], found, wanted)
+        if nid in cover.positions:
+            for found, expected in _differences(cover, graph, reaches, nid):
+                yield room.finding("auth_chains", [row.event_id], found, expected)
         elif not row.rejected:
             yield room.finding("auth_chains", [row.event_id], "no position", "a position")
         for auth in {*row.auth_events} & left.keys():
             left[auth] -= 1
-        for done in [one for one in {nid, *row.auth_events} & left.keys() if left[one] <= 0]:
+        for done in [
+            related for related in {nid, *row.auth_events} & left.keys() if left[related] <= 0
+        ]:
             reaches.pop(done, None)
 
 
 async def read_cover(conn: Connection, room_nid: int) -> ChainCover:
-    places: dict[int, ChainPosition] = {}
+    positions: dict[int, ChainPosition] = {}
     links: dict[ChainPosition, list[ChainPosition]] = {}
     for nid, chain_nid, number, *own in await conn.fetch(
-        SQL_PLACES, room_nid, row=CoverPositionRow
+        SQL_POSITIONS, room_nid, row=CoverPositionRow
     ):
-        place = places[nid] = ChainPosition(chain_nid, number)
+        position = positions[nid] = ChainPosition(chain_nid, number)
         if targets := links_of(nid, own):
-            links[place] = targets
+            links[position] = targets
     for row in await conn.fetch(
-        SQL_LINKS, list({place.chain_nid for place in places.values()}), row=LinkRow
+        SQL_LINKS, list({position.chain_nid for position in positions.values()}), row=LinkRow
     ):
         links.setdefault(ChainPosition(*row[:2]), []).append(ChainPosition(*row[2:]))
-    return ChainCover(places, {place: nid for nid, place in places.items()}, links)
+    return ChainCover(positions, {position: nid for nid, position in positions.items()}, links)
 
 
 def _reach(cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reach], nid: int) -> Reach:
@@ -257,8 +259,8 @@ def _reach(cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reach], ni
     reach: Reach = {}
     for auth in graph.rows[nid].auth_events:
         _add(reach, reaches.get(auth, {}))
-        if auth in cover.places:
-            _add(reach, dict([cover.places[auth]]))
+        if auth in cover.positions:
+            _add(reach, dict([cover.positions[auth]]))
     return reach
 
 
@@ -266,32 +268,35 @@ def _differences(
     cover: ChainCover, graph: AuthGraph, reaches: Mapping[int, Reach], nid: int
 ) -> list[tuple[str, str]]:
     """Return what the position and the links of an event state wrongly, or omit."""
-    place = cover.places[nid]
+    position = cover.positions[nid]
     auth = set(graph.rows[nid].auth_events)
-    before = cover.events.get(ChainPosition(place.chain_nid, place.sequence_number - 1))
+    before = cover.events.get(ChainPosition(position.chain_nid, position.sequence_number - 1))
     wrong: list[tuple[str, str]] = []
-    if place.sequence_number < 1:
-        wrong.append((_described(place), "a number from 1 on"))
-    if place.sequence_number > 1 and before not in auth:
+    if position.sequence_number < 1:
+        wrong.append((_described(position), "a number from 1 on"))
+    if position.sequence_number > 1 and before not in auth:
         wrong.append(
             (
-                f"{_described(place)}, after an event that is none of its auth events",
+                f"{_described(position)}, after an event that is none of its auth events",
                 "a chain of auth events",
             )
         )
-    said: Reach = {}
-    for one in [before, *(cover.events.get(target) for target in cover.links.get(place, ()))]:
-        if one is None:
+    reached: Reach = {}
+    for auth_nid in [
+        before,
+        *(cover.events.get(target) for target in cover.links.get(position, ())),
+    ]:
+        if auth_nid is None:
             continue
-        if one in auth:
-            _add(said, reaches.get(one, {}))
-            _add(said, dict([cover.places[one]]))
-        elif one != before:
-            wrong.append((f"a link to {graph.name(one)}", "links to its auth events only"))
-    for one in auth:
-        target = cover.places.get(one)
-        if target is None or target.sequence_number > said.get(target.chain_nid, 0):
-            wrong.append((f"{graph.name(one)} not reached", "every auth event reached"))
+        if auth_nid in auth:
+            _add(reached, reaches.get(auth_nid, {}))
+            _add(reached, dict([cover.positions[auth_nid]]))
+        elif auth_nid != before:
+            wrong.append((f"a link to {graph.name(auth_nid)}", "links to its auth events only"))
+    for auth_nid in auth:
+        target = cover.positions.get(auth_nid)
+        if target is None or target.sequence_number > reached.get(target.chain_nid, 0):
+            wrong.append((f"{graph.name(auth_nid)} not reached", "every auth event reached"))
     return wrong
 
 
@@ -301,5 +306,5 @@ def _add(reach: Reach, other: Mapping[int, int]) -> None:
             reach[chain] = number
 
 
-def _described(place: ChainPosition) -> str:
-    return f"number {place.sequence_number} of chain {place.chain_nid}"
+def _described(position: ChainPosition) -> str:
+    return f"number {position.sequence_number} of chain {position.chain_nid}"

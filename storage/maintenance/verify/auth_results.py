@@ -42,7 +42,7 @@ class StateConflict(NamedTuple):
 class LoadedEvents(NamedTuple):
     """The loaded events, and the ids that are not stored."""
 
-    held: dict[EventId, StoredContent]
+    stored: dict[EventId, StoredContent]
     absent: set[EventId]
 
 
@@ -55,22 +55,22 @@ class LoadedLookup(NamedTuple):
     before: int | None
     late: bool
 
-    def see_rejected(self, held: StoredContent) -> bool:
+    def see_rejected(self, stored: StoredContent) -> bool:
         """Return whether an event counts as rejected."""
-        if held.rejected is None:
+        if stored.rejected is None:
             return False
         return (
             self.late
             or self.before is None
-            or held.stream_ordering is None
-            or held.stream_ordering < self.before
+            or stored.stream_ordering is None
+            or stored.stream_ordering < self.before
         )
 
 
 class UnconflictedIds(Mapping[StateKey, EventId]):
     """The unconflicted state map, with ids instead of nids.
 
-    `keys_wanted` and `nids_wanted` collect keys and nids that are not loaded yet.
+    `keys_to_load` and `nids_to_load` collect keys and nids that are not loaded yet.
     """
 
     def __init__(
@@ -80,19 +80,19 @@ class UnconflictedIds(Mapping[StateKey, EventId]):
         self._keys = keys
         self._contents = contents
         self._ids = ids
-        self.keys_wanted: set[StateKey] = set()
-        self.nids_wanted: set[int] = set()
+        self.keys_to_load: set[StateKey] = set()
+        self.nids_to_load: set[int] = set()
 
     def __getitem__(self, key: StateKey) -> EventId:
         if key not in self._contents.key_nids:
-            self.keys_wanted.add(key)
+            self.keys_to_load.add(key)
             raise KeyError(key)
         number = self._contents.key_nids[key]
         if number is None or number in self._keys or number not in self._state:
             raise KeyError(key)
         nid = self._state[number]
         if nid not in self._ids:
-            self.nids_wanted.add(nid)
+            self.nids_to_load.add(nid)
             raise KeyError(key)
         return self._ids[nid]
 
@@ -143,9 +143,9 @@ class Resolver:
             else set()
         )
         difference = {nid for nid in difference if not self._graph.reached_by(nid, common)}
-        held = await self._contents.load(conn, difference.union(*values))
+        stored = await self._contents.load(conn, difference.union(*values))
         await self._contents.load_keys(conn, keys)
-        ids = {nid: one.event.event_id for nid, one in held.items()}
+        ids = {nid: loaded.event.event_id for nid, loaded in stored.items()}
         conflicted = {
             self._contents.keys[key]: {
                 ids[group.entries[key]] for group in groups if group.entries.get(key) in ids
@@ -162,12 +162,16 @@ class Resolver:
         loaded: LoadedEvents,
         eyes: LoadedLookup,
     ) -> dict[int, int]:
-        held, absent = loaded
-        known: dict[int, EventId] = {}
+        stored, absent = loaded
+        ids: dict[int, EventId] = {}
         while True:
-            unconflicted = UnconflictedIds(base.entries, conflict.keys, self._contents, known)
-            events: dict[EventId, Event] = {event_id: one.event for event_id, one in held.items()}
-            rejected = {event_id for event_id, one in held.items() if eyes.see_rejected(one)}
+            unconflicted = UnconflictedIds(base.entries, conflict.keys, self._contents, ids)
+            events: dict[EventId, Event] = {
+                event_id: content.event for event_id, content in stored.items()
+            }
+            rejected = {
+                event_id for event_id, content in stored.items() if eyes.see_rejected(content)
+            }
             arguments = (
                 self._room_version,
                 unconflicted,
@@ -175,24 +179,28 @@ class Resolver:
                 conflict.difference,
                 events,
             )
-            wanted = needed_events(*arguments, rejected=rejected, absent=absent)
-            result = None if wanted else resolve_conflicts(*arguments, rejected=rejected)
-            if result is not None and not unconflicted.keys_wanted and not unconflicted.nids_wanted:
+            needed = needed_events(*arguments, rejected=rejected, absent=absent)
+            result = None if needed else resolve_conflicts(*arguments, rejected=rejected)
+            if (
+                result is not None
+                and not unconflicted.keys_to_load
+                and not unconflicted.nids_to_load
+            ):
                 return {
-                    key: self._nid(held, result.get(self._contents.keys[key]))
+                    key: self._nid(stored, result.get(self._contents.keys[key]))
                     for key in conflict.keys
                 }
-            found = await self._contents.load_ids(conn, wanted)
-            absent |= wanted - found.keys()
-            held.update(found)
-            await self._contents.load_key_nids(conn, unconflicted.keys_wanted)
-            state = await self._contents.load(conn, unconflicted.nids_wanted)
-            known |= {nid: one.event.event_id for nid, one in state.items()}
-            known |= {nid: EventId(f"nid {nid}") for nid in unconflicted.nids_wanted - known.keys()}
+            loaded_now = await self._contents.load_ids(conn, needed)
+            absent |= needed - loaded_now.keys()
+            stored.update(loaded_now)
+            await self._contents.load_key_nids(conn, unconflicted.keys_to_load)
+            state = await self._contents.load(conn, unconflicted.nids_to_load)
+            ids |= {nid: content.event.event_id for nid, content in state.items()}
+            ids |= {nid: EventId(f"nid {nid}") for nid in unconflicted.nids_to_load - ids.keys()}
 
     @staticmethod
-    def _nid(held: Mapping[EventId, StoredContent], event_id: EventId | None) -> int:
-        return 0 if event_id is None else held[event_id].nid
+    def _nid(stored: Mapping[EventId, StoredContent], event_id: EventId | None) -> int:
+        return 0 if event_id is None else stored[event_id].nid
 
 
 TEMPLATE_OUTLIERS: Final[LiteralString] = """
@@ -226,7 +234,7 @@ SQL_REJECTED: Final[LiteralString] = fill(
     events=PART_ROOM_EVENTS,
 )
 
-JUDGED_TOGETHER: Final = 500
+AUTHORISED_TOGETHER: Final = 500
 CREATE: Final = "m.room.create"
 CREATE_KEY: Final[StateKey] = (CREATE, "")
 OF_ANOTHER_ROOM: Final = ("auth_events.other_room", "auth_events.rejected")
@@ -246,7 +254,7 @@ class AuthCase(NamedTuple):
     ``state``: the state to authorise it by, None for an outlier.
     """
 
-    held: StoredContent
+    stored: StoredContent
     auth: Sequence[StoredContent]
     state: Mapping[StateKey, Event] | None
     creates: Sequence[str]
@@ -261,16 +269,18 @@ async def check_auth_results(conn: Connection, room: VerifiedRoom) -> AsyncItera
     creates: list[str] = await conn.fetchvals(SQL_CREATES, room.nid)
     if len(creates) > 1:
         yield room.finding("rejected", creates, "several create events accepted", "one")
-    async for rows in timeline(conn, room.nid, JUDGED_TOGETHER):
+    async for rows in timeline(conn, room.nid, AUTHORISED_TOGETHER):
         befores = {row.event_nid: row.state_group_before for row in rows}
         groups = await room.states.load(conn, befores.values())
         states = {nid: groups[group] for nid, group in befores.items() if group in groups}
-        for finding in await _judge(conn, room, contents, creates, states):
+        for finding in await _authorise(conn, room, contents, creates, states):
             yield finding
     outliers: list[int] = await conn.fetchvals(SQL_OUTLIERS, room.nid)
-    for start in range(0, len(outliers), JUDGED_TOGETHER):
-        batch: dict[int, Group | None] = dict.fromkeys(outliers[start : start + JUDGED_TOGETHER])
-        for finding in await _judge(conn, room, contents, creates, batch):
+    for start in range(0, len(outliers), AUTHORISED_TOGETHER):
+        batch: dict[int, Group | None] = dict.fromkeys(
+            outliers[start : start + AUTHORISED_TOGETHER]
+        )
+        for finding in await _authorise(conn, room, contents, creates, batch):
             yield finding
 
 
@@ -279,9 +289,9 @@ async def wrongly_rejected(conn: Connection, room: VerifiedRoom) -> set[int]:
     contents = EventLoader(room)
     creates: list[str] = await conn.fetchvals(SQL_CREATES, room.nid)
     rows = await conn.fetch(SQL_REJECTED, room.nid, row=RejectedRow)
-    found = set[int]()
-    for start in range(0, len(rows), JUDGED_TOGETHER):
-        batch = rows[start : start + JUDGED_TOGETHER]
+    nids = set[int]()
+    for start in range(0, len(rows), AUTHORISED_TOGETHER):
+        batch = rows[start : start + AUTHORISED_TOGETHER]
         groups = await room.states.load(
             conn, {row.state_group_before for row in batch if row.state_group_before is not None}
         )
@@ -290,21 +300,21 @@ async def wrongly_rejected(conn: Connection, room: VerifiedRoom) -> set[int]:
             for row in batch
             if not _is_lost(row, groups)
         }
-        findings = await _judge(conn, room, contents, creates, states)
+        findings = await _authorise(conn, room, contents, creates, states)
         accepted = {finding.subject[0] for finding in findings if finding.is_wrongly_rejected}
-        found |= {
+        nids |= {
             nid
-            for nid, held in (await contents.load(conn, states)).items()
-            if held.event.event_id in accepted
+            for nid, stored in (await contents.load(conn, states)).items()
+            if stored.event.event_id in accepted
         }
-    return found
+    return nids
 
 
 def _is_lost(row: RejectedRow, groups: Mapping[int, Group]) -> bool:
     return row.state_group_before is not None and row.state_group_before not in groups
 
 
-async def _judge(
+async def _authorise(
     conn: Connection,
     room: VerifiedRoom,
     contents: EventLoader,
@@ -312,14 +322,16 @@ async def _judge(
     befores: Mapping[int, Group | None],
 ) -> list[Finding]:
     """Authorise the events given by nid, each with the state before it."""
-    judged = await contents.load(conn, befores)
-    auth = await contents.load(conn, (nid for held in judged.values() for nid in held.auth_nids))
+    events = await contents.load(conn, befores)
+    auth = await contents.load(
+        conn, (nid for stored in events.values() for nid in stored.auth_nids)
+    )
     named = await contents.load_ids(
-        conn, {one for held in judged.values() for one in _implied(held.event)}
+        conn, {event_id for stored in events.values() for event_id in _implied(stored.event)}
     )
     needed = {
-        nid: {CREATE_KEY, *keys_needed(held.event)}
-        for nid, held in judged.items()
+        nid: {CREATE_KEY, *keys_needed(stored.event)}
+        for nid, stored in events.items()
         if befores[nid] is not None
     }
     numbers = await contents.load_key_nids(conn, (key for keys in needed.values() for key in keys))
@@ -328,17 +340,17 @@ async def _judge(
         conn, (event for entries in state_nids.values() for event in entries.values())
     )
     findings: list[Finding] = []
-    for nid, held in judged.items():
-        cited = [auth[one] for one in held.auth_nids if one in auth]
-        implied = [named[one] for one in _implied(held.event) if one in named]
-        cited += [one for one in implied if one not in cited]
+    for nid, stored in events.items():
+        cited = [auth[cited_nid] for cited_nid in stored.auth_nids if cited_nid in auth]
+        implied = [named[event_id] for event_id in _implied(stored.event) if event_id in named]
+        cited += [content for content in implied if content not in cited]
         entries = state_nids.get(nid)
         state = (
             None
             if entries is None
             else {key: states[event].event for key, event in entries.items() if event in states}
         )
-        findings += _findings(room, AuthCase(held, cited, state, creates))
+        findings += _findings(room, AuthCase(stored, cited, state, creates))
     return findings
 
 
@@ -355,14 +367,14 @@ def _entries(
 
 def _findings(room: VerifiedRoom, case: AuthCase) -> Iterator[Finding]:
     verdicts = [
-        _verdict(case, LoadedLookup(case.held.stream_ordering, late)) for late in (True, False)
+        _verdict(case, LoadedLookup(case.stored.stream_ordering, late)) for late in (True, False)
     ]
-    found = case.held.rejected
+    found = case.stored.rejected
     if _rule(found) in OF_ANOTHER_ROOM and _rule(verdicts[0]) == "auth_events.missing":
         return  # the other room was purged
     if all(_rule(verdict) != _rule(found) for verdict in verdicts):
         expected = verdicts[0] or ACCEPTED
-        yield room.finding("rejected", [case.held.event.event_id], found or ACCEPTED, expected)
+        yield room.finding("rejected", [case.stored.event.event_id], found or ACCEPTED, expected)
 
 
 def _rule(reason: str | None) -> str | None:
@@ -371,13 +383,15 @@ def _rule(reason: str | None) -> str | None:
 
 def _verdict(case: AuthCase, eyes: LoadedLookup) -> str | None:
     """Return why an event is rejected, or None."""
-    event = case.held.event
-    others = [one for one in case.creates if one != event.event_id]
-    if event.type == CREATE and others and (case.held.rejected or "").startswith("create.second"):
+    event = case.stored.event
+    others = [event_id for event_id in case.creates if event_id != event.event_id]
+    if event.type == CREATE and others and (case.stored.rejected or "").startswith("create.second"):
         return f"create.second: the room has the create event {others[0]}"
-    rejected = {one.event.event_id for one in case.auth if eyes.see_rejected(one)}
+    rejected = {content.event.event_id for content in case.auth if eyes.see_rejected(content)}
     try:
-        check_auth_events(event, {one.event.event_id: one.event for one in case.auth}, rejected)
+        check_auth_events(
+            event, {content.event.event_id: content.event for content in case.auth}, rejected
+        )
         if case.state is not None and event.type != CREATE:
             check(event, case.state, event.room_version)
     except AuthDenied as denied:

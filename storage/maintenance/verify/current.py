@@ -158,15 +158,16 @@ async def check_current_state(conn: Connection, room: VerifiedRoom) -> AsyncIter
             None if nid is None else (nid, membership)
         ):
             ids = await event_ids(
-                conn, [one for one in (nid, row and row.event_nid) if one is not None]
+                conn,
+                [event_nid for event_nid in (nid, row and row.event_nid) if event_nid is not None],
             )
             actual = (
                 "nothing"
                 if row is None
                 else f"{ids[row.event_nid]} with membership {row.membership}"
             )
-            wanted = "nothing" if nid is None else f"{ids[nid]} with membership {membership}"
-            yield room.finding("current_state", [f"state key {key}"], actual, wanted)
+            expected = "nothing" if nid is None else f"{ids[nid]} with membership {membership}"
+            yield room.finding("current_state", [f"state key {key}"], actual, expected)
 
 
 async def check_member_counts(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
@@ -198,18 +199,18 @@ async def check_memberships(conn: Connection, room: VerifiedRoom) -> AsyncIterat
     events = await _state_events(conn, (row.event_nid for row in rows.values()))
     for user in sorted(local.keys() | rows.keys()):
         row, event = rows.get(user), local.get(user)
-        wanted = (0, 0) if event is None else (event.event_nid, event.membership or 0)
+        expected = (0, 0) if event is None else (event.event_nid, event.membership or 0)
         if row is None:
             if event is not None:
-                yield room.finding("memberships", [user], "nothing", _described(wanted))
-        elif (row.event_nid, row.membership) != wanted and (
+                yield room.finding("memberships", [user], "nothing", _described(expected))
+        elif (row.event_nid, row.membership) != expected and (
             is_resident or not _out_of_band(row, events.get(row.event_nid))
         ):
             yield room.finding(
                 "memberships",
                 [user],
                 _described((row.event_nid, row.membership)),
-                _described(wanted),
+                _described(expected),
             )
 
 
@@ -332,18 +333,18 @@ class CurrentReplay:
         # named events that arrive as history, by position
         self._late: list[tuple[int, int]] = []
         self._known: dict[int, ReplayedEventRow] = {}
-        self.ends: dict[int, ReplayedEventRow] = {}
+        self.extremities: dict[int, ReplayedEventRow] = {}
 
     async def begin(self, rows: Iterable[ReplayedEventRow]) -> None:
         """Load what a page of events names, and forget the page before."""
         self._known = {row.event_nid: row for row in rows}
-        await self._look_up([nid for row in rows for nid in row.prev_events])
+        await self._load_named([nid for row in rows for nid in row.prev_events])
 
     async def arrive(self, row: ReplayedEventRow) -> None:
         """Store an event, and before it the history that filled gaps."""
         while self._late and self._late[0][0] < row.stream_ordering:
             _, nid = heappop(self._late)
-            await self._look_up([nid])
+            await self._load_named([nid])
             await self._store(self._known[nid])
         await self._store(row)
 
@@ -356,16 +357,16 @@ class CurrentReplay:
         if is_named or row.may_end:
             await self._supersede(row.prev_events, row.stream_ordering)
         if row.may_end and not is_named:
-            self.ends[row.event_nid] = row
+            self.extremities[row.event_nid] = row
 
     async def _supersede(self, nids: Iterable[int], at: int) -> None:
         """Take these events, and those below transparent ones, out of the extremities."""
-        front = list(nids)
-        while front:
-            await self._look_up([nid for nid in front if nid not in self.ends])
+        queue = list(nids)
+        while queue:
+            await self._load_named([nid for nid in queue if nid not in self.extremities])
             below: list[int] = []
-            for nid in front:
-                row = self.ends.pop(nid, None) or self._known.get(nid)
+            for nid in queue:
+                row = self.extremities.pop(nid, None) or self._known.get(nid)
                 if row is None or row.stream_ordering > at:
                     if row is not None and row.backfilled and nid not in self._named:
                         heappush(self._late, (row.stream_ordering, nid))
@@ -373,9 +374,9 @@ class CurrentReplay:
                 elif not row.may_end and nid not in self._passed:
                     self._passed.add(nid)
                     below += row.prev_events
-            front = below
+            queue = below
 
-    async def _look_up(self, nids: Iterable[int]) -> None:
+    async def _load_named(self, nids: Iterable[int]) -> None:
         """Load these events, as far as they are in the timeline."""
         lacking = list({nid for nid in nids if nid not in self._known})
         if lacking:
@@ -399,8 +400,8 @@ async def replayed_groups(
         await replay.begin(rows)
         for row in rows:
             await replay.arrive(row)
-            if row.stream_ordering > after and len(replay.ends) == 1:
-                [end] = replay.ends.values()
+            if row.stream_ordering > after and len(replay.extremities) == 1:
+                [end] = replay.extremities.values()
                 is_new = end.state_group != group
                 yield CurrentPoint(row.stream_ordering, end.event_id, end.state_group, is_new)
                 group = end.state_group
@@ -595,13 +596,13 @@ async def _check_states(
     entries = {key: nid for key, nid in start.items() if nid is not None}
     state = ChangedState(entries, digest_of(entries))
     deltas = (row async for rows in stored_deltas(conn, room.nid) for row in rows)
-    ahead = await anext(deltas, None)
+    delta = await anext(deltas, None)
     upto = max(cut or 0, room.row.completed_at or 0)
     async for point in replayed_groups(conn, room, after=upto, is_cut=cut is not None):
         is_changed = point.is_new
-        while ahead is not None and ahead.stream_ordering <= point.stream_ordering:
-            state = state.changed(ahead.state_key_nid, ahead.event_nid)
-            is_changed, ahead = True, await anext(deltas, None)
+        while delta is not None and delta.stream_ordering <= point.stream_ordering:
+            state = state.changed(delta.state_key_nid, delta.event_nid)
+            is_changed, delta = True, await anext(deltas, None)
         if not is_changed:
             continue
         group = (await room.states.load(conn, [point.state_group])).get(point.state_group)
@@ -625,8 +626,8 @@ async def described(conn: Connection, wrong: Mapping[int, tuple[int, int]]) -> t
     ids = await event_ids(conn, (nid for pair in shown.values() for nid in pair if nid))
     more = [] if len(wrong) <= SHOWN_MAX else [f"{len(wrong) - SHOWN_MAX} more keys"]
 
-    def side(place: int) -> str:
-        named = (f"state key {key}: {_named(pair[place], ids)}" for key, pair in shown.items())
+    def side(index: int) -> str:
+        named = (f"state key {key}: {_named(pair[index], ids)}" for key, pair in shown.items())
         return "; ".join([*named, *more])
 
     return side(0), side(1)

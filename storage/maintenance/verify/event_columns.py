@@ -195,9 +195,9 @@ def _columns(
             _auth_events(row, event, ids),
         ),
     }
-    for column, (found, wanted) in expected.items():
-        if found != wanted:
-            yield room.finding("columns", [row.event_id], f"{column} {found}", wanted)
+    for column, (found, right) in expected.items():
+        if found != right:
+            yield room.finding("columns", [row.event_id], f"{column} {found}", right)
 
 
 def _auth_events(row: ContentsRow, event: Event, ids: Mapping[int, str]) -> list[str]:
@@ -210,16 +210,16 @@ def _auth_events(row: ContentsRow, event: Event, ids: Mapping[int, str]) -> list
     listed: list[str] = list(dict.fromkeys(event.auth_event_ids))
     if row.is_rejected and len(listed) == len(row.auth_events):
         return [
-            ids[nid] if ids[nid] == unknown(nid) else one
-            for nid, one in zip(row.auth_events, listed, strict=True)
+            ids[nid] if ids[nid] == unknown(nid) else listed_id
+            for nid, listed_id in zip(row.auth_events, listed, strict=True)
         ]
     return listed
 
 
 def _relation(room: VerifiedRoom, row: ContentsRow, event: Event) -> Iterator[Finding]:
-    found, wanted = (row.relates_to, row.rel_type, row.replaces), relation_columns(event)
-    if found != wanted:
-        yield room.finding("relations", [row.event_id], found, wanted)
+    found, right = (row.relates_to, row.rel_type, row.replaces), relation_columns(event)
+    if found != right:
+        yield room.finding("relations", [row.event_id], found, right)
 
 
 def relation_columns(event: Event) -> tuple[int | None, str | None, bool | None]:
@@ -354,8 +354,8 @@ async def check_redactions(conn: Connection, room: VerifiedRoom) -> AsyncIterato
     effect is marked ("ineffective").
     """
     expected = await redactions(conn, room)
-    for event_id, (found, wanted) in (await misnamed(conn, room, expected)).items():
-        yield room.finding("redacted_by", [event_id], found, wanted)
+    for event_id, (found, right) in (await misnamed(conn, room, expected)).items():
+        yield room.finding("redacted_by", [event_id], found, right)
     for event_id in await conn.fetchvals(SQL_INEFFECTIVE, room.nid):
         yield room.finding("ineffective", [event_id], "ineffective", "no redaction in force")
     for event_id, ineffective in expected.mistaken.items():
@@ -395,33 +395,37 @@ async def redactions(conn: Connection, room: VerifiedRoom) -> ExpectedRedactions
         targets = await _targets(
             conn,
             room,
-            {held.event.redacts for held in events.values() if held.event.redacts is not None},
+            {
+                stored.event.redacts
+                for stored in events.values()
+                if stored.event.redacts is not None
+            },
         )
         for row in batch:
-            held = events.get(row.event_nid)
-            if held is None:
+            stored = events.get(row.event_nid)
+            if stored is None:
                 continue
-            names_itself = held.event.redacts == held.event.event_id
-            wanted = None if names_itself else held.event.redacts
-            target = targets.get(wanted or "")
+            names_itself = stored.event.redacts == stored.event.event_id
+            target_id = None if names_itself else stored.event.redacts
+            target = targets.get(target_id or "")
             applies = (
                 target is not None
                 and target.accepted
                 and redaction_allowed(
-                    held.event,
+                    stored.event,
                     target.sender,
-                    await _auth_state(conn, room, contents, held.event, row.state_group_before),
+                    await _auth_state(conn, room, contents, stored.event, row.state_group_before),
                     room.row.room_version,
                 )
             )
             if target is not None and applies:
-                rank = (row.origin_server_ts, held.event.event_id)
+                rank = (row.origin_server_ts, stored.event.event_id)
                 result.effective[target.event_id] = min(
                     rank, result.effective.get(target.event_id, rank)
                 )
             is_hidden = target is None or target.is_refused
-            if is_hidden and wanted is not None:
-                result.waiting[row.event_nid] = wanted
+            if is_hidden and target_id is not None:
+                result.waiting[row.event_nid] = target_id
             purged = (
                 target is None
                 and row.event_nid in result.waiting
@@ -445,5 +449,5 @@ async def _auth_state(
     keys = keys_needed(event)
     numbers = await contents.load_key_nids(conn, keys)
     nids = {} if group is None else {key: group.entries.get(numbers[key] or 0) for key in keys}
-    held = await contents.load(conn, (nid for nid in nids.values() if nid is not None))
-    return {key: held[nid].event for key, nid in nids.items() if nid in held}
+    stored = await contents.load(conn, (nid for nid in nids.values() if nid is not None))
+    return {key: stored[nid].event for key, nid in nids.items() if nid in stored}

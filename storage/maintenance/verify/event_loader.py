@@ -206,14 +206,15 @@ class VerifiedRoom:
     """The input of every check. ``server_name``: its users are local.
 
     ``row.room_version`` is the version to check by, ``stored_version`` the one in the table.
-    ``said_version`` is that of the create event ``create_id`` where it differs from the table's.
+    ``version_in_content`` is that of the create event ``create_id`` if it differs from that in
+    the table.
     """
 
     row: VerifiedRoomRow
     server_name: str
     states: RoomStates = field(default_factory=RoomStates)
     stored_version: str = ""
-    said_version: str | None = None
+    version_in_content: str | None = None
     create_id: str = ""
 
     @property
@@ -241,9 +242,9 @@ async def timeline(
 
 async def event_ids(conn: Connection, event_nids: Iterable[int]) -> dict[int, str]:
     """Return the ids of stored or missing events, by nid; for an unknown nid such as 7 "nid 7"."""
-    wanted = list(set(event_nids))
-    known = dict(await conn.fetch(SQL_EVENT_IDS, wanted, row=NidRow)) if wanted else {}
-    return {nid: known.get(nid, unknown(nid)) for nid in wanted}
+    nids = list(set(event_nids))
+    ids = dict(await conn.fetch(SQL_EVENT_IDS, nids, row=NidRow)) if nids else {}
+    return {nid: ids.get(nid, unknown(nid)) for nid in nids}
 
 
 def unknown(event_nid: int) -> str:
@@ -251,7 +252,7 @@ def unknown(event_nid: int) -> str:
     return f"nid {event_nid}"
 
 
-SQL_JUDGED: Final[LiteralString] = compose(
+SQL_LOADED: Final[LiteralString] = compose(
     """
 SELECT e.event_nid, e.event_id, e.stream_ordering, e.outlier, e.rejected,
     :auth_nids.call(e) AS auth_events, e.json,
@@ -294,7 +295,7 @@ CROSS JOIN LATERAL (
 REMEMBERED_MAX: Final = 20_000
 
 
-class JudgedRow(NamedTuple):
+class LoadedEventRow(NamedTuple):
     """An event as the checks need it."""
 
     event_nid: int
@@ -343,31 +344,35 @@ class EventLoader:
 
     def __init__(self, room: VerifiedRoom) -> None:
         self._room = room.row
-        self._held: dict[int, StoredContent] = {}
+        self._loaded: dict[int, StoredContent] = {}
         self._nids: dict[EventId, int] = {}
         self.keys: dict[int, StateKey] = {}
         self.key_nids: dict[StateKey, int | None] = {}
 
     async def load(self, conn: Connection, event_nids: Iterable[int]) -> dict[int, StoredContent]:
-        wanted = set(event_nids)
-        if len(self._held) > REMEMBERED_MAX:
-            self._held.clear()
+        nids = set(event_nids)
+        if len(self._loaded) > REMEMBERED_MAX:
+            self._loaded.clear()
             self._nids.clear()
-        lacking = [nid for nid in wanted if nid not in self._held]
-        for row in await conn.fetch(SQL_JUDGED, lacking, row=JudgedRow) if lacking else ():
+        lacking = [nid for nid in nids if nid not in self._loaded]
+        for row in await conn.fetch(SQL_LOADED, lacking, row=LoadedEventRow) if lacking else ():
             self._keep(row)
-        return {nid: self._held[nid] for nid in wanted if nid in self._held}
+        return {nid: self._loaded[nid] for nid in nids if nid in self._loaded}
 
     async def load_ids(
         self, conn: Connection, ids: Iterable[EventId]
     ) -> dict[EventId, StoredContent]:
-        wanted = set(ids)
-        lacking = [one for one in wanted if one not in self._nids]
+        event_ids = set(ids)
+        lacking = [event_id for event_id in event_ids if event_id not in self._nids]
         nids = dict(await conn.fetch(SQL_NIDS_OF, lacking, row=IdRow)) if lacking else {}
-        held = await self.load(
-            conn, [*nids.values(), *(self._nids[one] for one in wanted if one in self._nids)]
+        stored = await self.load(
+            conn,
+            [
+                *nids.values(),
+                *(self._nids[event_id] for event_id in event_ids if event_id in self._nids),
+            ],
         )
-        return {one.event.event_id: one for one in held.values()}
+        return {content.event.event_id: content for content in stored.values()}
 
     async def load_keys(self, conn: Connection, state_key_nids: Iterable[int]) -> None:
         """Load the names of these state keys into `keys`.
@@ -392,7 +397,7 @@ class EventLoader:
             self.keys[row.state_key_nid] = (row.type, row.state_key)
         return self.key_nids
 
-    def _keep(self, row: JudgedRow) -> None:
+    def _keep(self, row: LoadedEventRow) -> None:
         try:
             event = parse(
                 decode(row.json, row.event_id, row.room_id),
@@ -402,7 +407,7 @@ class EventLoader:
             )
         except (InvalidEvent, StorageCorrupt):  # the check of the bytes reports it
             return
-        self._held[row.event_nid] = StoredContent(
+        self._loaded[row.event_nid] = StoredContent(
             event, row.event_nid, row.stream_ordering, row.rejected, tuple(row.auth_events)
         )
         self._nids[event.event_id] = row.event_nid
@@ -441,15 +446,19 @@ async def read_room(conn: Connection, room_id: str, server_name: str) -> Verifie
         raise UnknownRoom(room_id)
     create = _create_event(row, await conn.fetch(SQL_CREATE_EVENTS, row.room_nid, row=CreateRow))
     raw = b"" if create is None else _bytes_of(create, row.room_id)
-    said = said_version(raw) if raw else None
-    if create is None or said is None or said == row.room_version:
+    named_version = version_in_content(raw) if raw else None
+    if create is None or named_version is None or named_version == row.room_version:
         return VerifiedRoom(row, server_name, stored_version=row.room_version)
-    right = row._replace(room_version=said) if _may_be(said, raw, row.room_id) else row
+    right = (
+        row._replace(room_version=named_version)
+        if _may_be(named_version, raw, row.room_id)
+        else row
+    )
     return VerifiedRoom(
         right,
         server_name,
         stored_version=row.room_version,
-        said_version=said,
+        version_in_content=named_version,
         create_id=create.event_id,
     )
 
@@ -461,8 +470,10 @@ async def check_version(conn: Connection, room: VerifiedRoom) -> AsyncIterator[F
         yield room.finding(
             "room_version", [room.row.room_id], room.stored_version, room.row.room_version
         )
-    elif room.said_version is not None:
-        found = f"says room version {room.said_version}, by which it does not create this room"
+    elif room.version_in_content is not None:
+        found = (
+            f"says room version {room.version_in_content}, by which it does not create this room"
+        )
         yield room.finding(
             "create_event",
             [room.create_id],
@@ -483,7 +494,7 @@ def version_of_id(raw: bytes, event_id: str) -> str | None:
     )
 
 
-def said_version(raw: bytes) -> str | None:
+def version_in_content(raw: bytes) -> str | None:
     """Return the room version in a create event's content; None where it is not a string."""
     content = (peek(raw) or {}).get("content")
     version = content.get("room_version", "1") if isinstance(content, dict) else "1"
@@ -504,8 +515,8 @@ def _create_event(row: VerifiedRoomRow, creates: list[CreateRow]) -> CreateRow |
     It is the one that the room id names, or the only one. Censored bytes do not give it.
     """
     named = [create for create in creates if create.event_id == "$" + row.room_id[1:]]
-    found = named or [create for create in creates if create.rejected is None] or creates
-    return found[0] if len(found) == 1 and found[0].encoding == AS_RECEIVED else None
+    candidates = named or [create for create in creates if create.rejected is None] or creates
+    return candidates[0] if len(candidates) == 1 and candidates[0].encoding == AS_RECEIVED else None
 
 
 def _may_be(version: str, raw: bytes, room_id: str) -> bool:

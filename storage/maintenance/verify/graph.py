@@ -6,7 +6,7 @@ from typing import Final, LiteralString, NamedTuple
 from storage.database.columns import PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose, fill
-from storage.maintenance.indexes import Lie
+from storage.maintenance.indexes import IndexMismatch
 from storage.maintenance.verify.event_columns import SQL_NIDS
 from storage.maintenance.verify.event_loader import BATCH, Finding, VerifiedRoom, event_ids
 from storage.streams.published_facts import sequences
@@ -100,7 +100,7 @@ WHERE e.room_nid = $1::int AND NOT e.outlier AND COALESCE(e.after_gap, false) <>
     PREV_NIDS,
 ).sql
 
-SQL_ENDS: Final[LiteralString] = compose(
+SQL_EXTREMITIES: Final[LiteralString] = compose(
     """
 WITH RECURSIVE
 live AS (
@@ -129,7 +129,7 @@ WHERE NOT EXISTS (SELECT FROM named n WHERE n.event_nid = l.event_nid)
     PREV_NIDS,
 ).sql
 
-SQL_NEVER_ENDS: Final[LiteralString] = """
+SQL_NO_EXTREMITIES: Final[LiteralString] = """
 SELECT d.event_nid
 FROM dropped_extremities d
 LEFT JOIN LATERAL (
@@ -243,25 +243,25 @@ async def check_extremities(conn: Connection, room: VerifiedRoom) -> AsyncIterat
     extremities (`storage.persist.plan.topology`) are left out. The check does not verify
     that they were superseded at the time, only that they could be extremities.
     """
-    never = await conn.fetchvals(SQL_NEVER_ENDS, room.nid)
+    never = await conn.fetchvals(SQL_NO_EXTREMITIES, room.nid)
     names = await event_ids(conn, never)
     for nid in never:
         yield room.finding(
             "dropped_extremities", [names[nid]], "dropped", "an accepted live event of the room"
         )
-    expected = set(await conn.fetchvals(SQL_ENDS, room.nid))
+    expected = set(await conn.fetchvals(SQL_EXTREMITIES, room.nid))
     found = set(room.row.forward_extremities)
     if found != expected:
         ids = await event_ids(conn, found | expected)
         actual = ", ".join(sorted(ids[nid] for nid in found)) or "none"
-        wanted = ", ".join(sorted(ids[nid] for nid in expected)) or "none"
-        yield room.finding("forward_extremities", [room.row.room_id], actual, wanted)
+        right = ", ".join(sorted(ids[nid] for nid in expected)) or "none"
+        yield room.finding("forward_extremities", [room.row.room_id], actual, right)
 
 
 # --------------------------------------------------------------------------------------------------
 # Check what all rooms share: stream positions, sequences, invalid indexes.
 
-SQL_BEHIND: Final[LiteralString] = """
+SQL_LAGGING_POSITIONS: Final[LiteralString] = """
 SELECT f.stream_name, f.instance_name, f.latest, p.stream_id AS position
 FROM (
     SELECT CASE WHEN e.backfilled THEN 'backfill' ELSE 'events' END AS stream_name, w.instance_name,
@@ -356,7 +356,7 @@ class LaggingIdSequenceRow(NamedTuple):
 
 async def check_positions(conn: Connection) -> AsyncIterator[Finding]:
     """Check that no writer's position is behind one of its facts ("stream_positions")."""
-    for row in await conn.fetch(SQL_BEHIND, row=LaggingWriterRow):
+    for row in await conn.fetch(SQL_LAGGING_POSITIONS, row=LaggingWriterRow):
         subject = (row.stream_name, row.instance_name or "unknown writer")
         yield Finding(
             "stream_positions", None, subject, str(row.position), f"at least {row.latest}"
@@ -537,11 +537,11 @@ async def check_doubled(conn: Connection, room: VerifiedRoom) -> AsyncIterator[F
 async def doubled_events(conn: Connection, room_nid: int) -> dict[str, list[int]]:
     """Return the ids that several rows have, one of them in this room, with these rows."""
     nids: list[int] = await conn.fetchvals(SQL_NIDS, room_nid)
-    found: dict[str, list[int]] = {}
+    doubled: dict[str, list[int]] = {}
     for start in range(0, len(nids), BATCH):
         rows = await conn.fetch(SQL_DOUBLED, nids[start : start + BATCH], row=DoubledRow)
-        found.update((row.event_id, row.event_nids) for row in rows)
-    return found
+        doubled.update((row.event_id, row.event_nids) for row in rows)
+    return doubled
 
 
 def _times(count: int) -> str:
@@ -576,19 +576,19 @@ APART: Final = frozenset(
 """Tables that no check of a room reads: their corrupt indexes do not prevent checks of rooms."""
 
 
-def finding_of(lie: Lie) -> Finding:
+def finding_of(mismatch: IndexMismatch) -> Finding:
     """Return the finding that names a corrupt index ("indexes")."""
-    left_out = "positions and sequences" if lie.table_name in APART else "everything else"
+    left_out = "positions and sequences" if mismatch.table_name in APART else "everything else"
     expected = (
-        f"the rows of {lie.table_name}: run REINDEX INDEX CONCURRENTLY {lie.name},"
+        f"the rows of {mismatch.table_name}: run REINDEX INDEX CONCURRENTLY {mismatch.name},"
         f" then verify again; {left_out} was not checked"
     )
-    return Finding("indexes", None, (lie.name,), lie.found, expected)
+    return Finding("indexes", None, (mismatch.name,), mismatch.found, expected)
 
 
-def hide_facts(lying: Iterable[Lie]) -> bool:
+def hide_facts(mismatches: Iterable[IndexMismatch]) -> bool:
     """Return whether a check of a room would read through one of these indexes."""
-    return any(lie.table_name not in APART for lie in lying)
+    return any(mismatch.table_name not in APART for mismatch in mismatches)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from storage.database.archived_bytes import folder_of, list_files, read_file
 from storage.database.connection import Connection, Database
 from storage.database.placeholders import fill
 from storage.maintenance.cold_archive.pack_rows import PackRow, packs, read_index
-from storage.maintenance.indexes import Lie, lies
+from storage.maintenance.indexes import IndexMismatch, index_mismatches
 from storage.maintenance.totals import event_total
 from storage.maintenance.verify.auth_graph import check_cover
 from storage.maintenance.verify.auth_results import check_auth_results, check_verdicts
@@ -83,10 +83,10 @@ async def check_archive(conn: Connection) -> AsyncIterator[Finding]:
             yield Finding(CHECK, None, (f"pack {row.pack}", row.url), wrong, "a whole pack")
     if await conn.fetchval(SQL_IS_RUNNING):
         return  # it writes files that this snapshot does not know
-    known = {row.url for row in rows}
-    for folder in sorted({folder_of(url) for url in known}):
+    urls = {row.url for row in rows}
+    for folder in sorted({folder_of(url) for url in urls}):
         for url in await asyncio.to_thread(list_files, folder):
-            if url not in known:
+            if url not in urls:
                 yield Finding(CHECK, None, (url,), "a file that no pack has", "no file")
 
 
@@ -165,15 +165,15 @@ async def verify(
     that would read through a corrupt index are skipped, because they would report correct rows.
     Each room is read in a snapshot of its own, so writers may go on. Raise `UnknownRoom`.
     """
-    lying = await lies(database, report=report)
-    for lie in lying:
-        yield finding_of(lie)
-    if hide_facts(lying):
+    mismatches = await index_mismatches(database, report=report)
+    for mismatch in mismatches:
+        yield finding_of(mismatch)
+    if hide_facts(mismatches):
         return
     async with database.connection() as conn:
         total = await event_total(conn, room_ids)
     counted = Counted(report, "verify", total.rows, "events", total.is_estimate)
-    async for room_id in _given(room_ids) if room_ids is not None else all_rooms(database):
+    async for room_id in _each(room_ids) if room_ids is not None else all_rooms(database):
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
             async for finding in verify_room(
                 conn, room_id, server_name=server_name, counted=counted
@@ -181,7 +181,7 @@ async def verify(
                 yield finding
     if room_ids is None:
         async with database.transaction(isolation="repeatable_read", readonly=True) as conn:
-            async for finding in verify_database(conn, lying):
+            async for finding in verify_database(conn, mismatches):
                 yield finding
 
 
@@ -196,26 +196,28 @@ async def verify_room(
     """
     room = await read_room(conn, room_id, server_name)
     size = 0 if counted is None else (await event_total(conn, [room_id])).rows
-    found = set[Finding]()
+    reported = set[Finding]()
     if broken := await broken_paths(conn, room):
         for finding in broken:
             yield finding
         return
     for check in ROOM_CHECKS:
         async for finding in check(conn, room):
-            if finding not in found:
-                found.add(finding)
+            if finding not in reported:
+                reported.add(finding)
                 yield finding
         if counted is not None:
             counted.add(size / len(ROOM_CHECKS))
 
 
-async def verify_database(conn: Connection, lying: Collection[Lie] = ()) -> AsyncIterator[Finding]:
+async def verify_database(
+    conn: Connection, mismatches: Collection[IndexMismatch] = ()
+) -> AsyncIterator[Finding]:
     """Yield the differences in what all rooms share.
 
-    ``lying``: corrupt indexes. If there are any, only the check that reads no table runs.
+    ``mismatches``: corrupt indexes. If there are any, only the check that reads no table runs.
     """
-    for check in (check_indexes,) if lying else DATABASE_CHECKS:
+    for check in (check_indexes,) if mismatches else DATABASE_CHECKS:
         async for finding in check(conn):
             yield finding
 
@@ -232,6 +234,6 @@ async def all_rooms(database: Database) -> AsyncIterator[str]:
         after = page[-1]
 
 
-async def _given(room_ids: Collection[str]) -> AsyncIterator[str]:
+async def _each(room_ids: Collection[str]) -> AsyncIterator[str]:
     for room_id in room_ids:
         yield room_id

@@ -54,12 +54,12 @@ async def check_states(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fi
     states = await _states(conn, room)
     async for rows in timeline(conn, room.nid):
         parents = await _parents(conn, rows)
-        wanted = {
+        numbers = {
             group
             for row in (*rows, *parents.values())
             for group in (row.state_group_before, row.after)
         }
-        groups = await room.states.load(conn, wanted)
+        groups = await room.states.load(conn, numbers)
         for row in rows:
             lost = [group for group in {row.state_group_before, row.after} if group not in groups]
             for group in lost:
@@ -71,13 +71,13 @@ async def check_states(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fi
                 )
             if lost:
                 continue
-            held = [
+            stored_parents = [
                 parents[nid]
                 for nid in row.prev_events
                 if nid in parents and parents[nid].stream_ordering < row.stream_ordering
             ]
-            if len(held) == len(row.prev_events):
-                async for finding in _before(conn, states, row, held, groups):
+            if len(stored_parents) == len(row.prev_events):
+                async for finding in _before(conn, states, row, stored_parents, groups):
                     yield finding
             for finding in _after(room, row, groups):
                 yield finding
@@ -89,26 +89,26 @@ async def check_current_group(conn: Connection, room: VerifiedRoom) -> AsyncIter
     It is the resolution of the states after them; in a partial room, of those that follow its join.
     """
     number = room.row.current_state_group
-    ends = await conn.fetch(SQL_PARENTS, room.row.forward_extremities, row=TimelineRow)
+    extremities = await conn.fetch(SQL_PARENTS, room.row.forward_extremities, row=TimelineRow)
     groups = await room.states.load(
-        conn, {*(end.after for end in ends), *([] if number is None else [number])}
+        conn, {*(end.after for end in extremities), *([] if number is None else [number])}
     )
     current = None if number is None else groups.get(number)
     if number is not None and current is None:
         yield room.finding(
             "state_groups", [f"state group {number}"], "cannot be read", "a whole path"
         )
-    elif current is not None and not ends and current.entries:
+    elif current is not None and not extremities and current.entries:
         yield room.finding(
             "current_state_group",
             [room.row.room_id],
             f"{len(current.entries)} entries",
             "the empty state",
         )
-    elif current is not None and ends and all(end.after in groups for end in ends):
+    elif current is not None and extremities and all(end.after in groups for end in extremities):
         states = await _states(conn, room)
-        afters = [groups[end.after] for end in ends]
-        latest = max(end.stream_ordering for end in ends)
+        afters = [groups[end.after] for end in extremities]
+        latest = max(end.stream_ordering for end in extremities)
         wrong = await _before_differs(conn, states, current, afters, latest)
         if wrong:
             found, expected = await _described(conn, states, wrong)
@@ -124,10 +124,10 @@ async def _states(conn: Connection, room: VerifiedRoom) -> StateCheck:
 
 
 async def _parents(conn: Connection, rows: Sequence[TimelineRow]) -> dict[int, TimelineRow]:
-    known = {row.event_nid: row for row in rows}
-    lacking = {nid for row in rows for nid in row.prev_events} - known.keys()
-    found = await conn.fetch(SQL_PARENTS, list(lacking), row=TimelineRow)
-    return known | {row.event_nid: row for row in found}
+    parents = {row.event_nid: row for row in rows}
+    lacking = {nid for row in rows for nid in row.prev_events} - parents.keys()
+    parent_rows = await conn.fetch(SQL_PARENTS, list(lacking), row=TimelineRow)
+    return parents | {row.event_nid: row for row in parent_rows}
 
 
 async def _before(
@@ -219,16 +219,17 @@ def _after(room: VerifiedRoom, row: TimelineRow, groups: Mapping[int, Group]) ->
         changes: dict[int, int] = {}
     else:
         changes = {} if before.entries.get(key) == row.event_nid else {key: row.event_nid}
-    found = {one: after.entries.get(one, 0) for one in changed_keys(before, after)}
+    found = {key_nid: after.entries.get(key_nid, 0) for key_nid in changed_keys(before, after)}
     if found == changes:
         return []
+    keys = sorted(found)
     actual = (
-        f"changes state keys {sorted(found)} to nids {[found[one] for one in sorted(found)]}"
+        f"changes state keys {keys} to nids {[found[key_nid] for key_nid in keys]}"
         if found
         else "no change"
     )
-    wanted = f"state key {key} set to the event" if changes else "no change"
-    return [room.finding("state_after", [row.event_id], actual, wanted)]
+    expected = f"state key {key} set to the event" if changes else "no change"
+    return [room.finding("state_after", [row.event_id], actual, expected)]
 
 
 # --------------------------------------------------------------------------------------------------

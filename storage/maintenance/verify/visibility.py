@@ -83,15 +83,18 @@ async def read_facts(conn: Connection, room: VerifiedRoom) -> VisibilityFacts:
     """Return the facts of a room: one entry for each membership event in it."""
     rows = await conn.fetch(SQL_MEMBERS, room.nid, row=MemberRow)
     contents = EventLoader(room)
-    held = await contents.load(conn, await conn.fetchvals(SQL_VISIBILITY_EVENTS, room.nid))
+    stored = await contents.load(conn, await conn.fetchvals(SQL_VISIBILITY_EVENTS, room.nid))
     return VisibilityFacts(
         {row.event_nid: row.membership for row in rows},
-        {nid: known(one.event.content.get("history_visibility")) for nid, one in held.items()},
+        {
+            nid: visibility_of(one.event.content.get("history_visibility"))
+            for nid, one in stored.items()
+        },
         {row.state_key_nid: principals_of(row.user_id, room.server_name) for row in rows},
     )
 
 
-def known(visibility: object) -> str:
+def visibility_of(visibility: object) -> str:
     """Return one of the four values; "shared" for anything else."""
     return (
         visibility
@@ -383,26 +386,28 @@ class Sweep:
 
     admitted: AdmittedPrincipals
     boundaries: Sequence[tuple[int, str]]
-    place: int = 0
+    boundary: int = 0
     seeing: set[str] = field(default_factory=set)
     wrong: set[str] = field(default_factory=set)
 
     def reach(self, audience: int) -> None:
         touched = set[str]()
-        while self.place < len(self.boundaries) and self.boundaries[self.place][0] <= audience:
-            name = self.boundaries[self.place][1]
+        while (
+            self.boundary < len(self.boundaries) and self.boundaries[self.boundary][0] <= audience
+        ):
+            name = self.boundaries[self.boundary][1]
             self.seeing ^= {name}
             touched.add(name)
-            self.place += 1
-        self._judge(touched)
+            self.boundary += 1
+        self._update_wrong(touched)
 
     def stand(self, group: Group) -> set[str]:
         """Move to a state; return the principals admitted in only one of it and the one before."""
         changed = self.admitted.move(group)
-        self._judge(changed)
+        self._update_wrong(changed)
         return changed
 
-    def _judge(self, names: set[str]) -> None:
+    def _update_wrong(self, names: set[str]) -> None:
         for name in names:
             if (name in self.seeing) == (name in self.admitted):
                 self.wrong.discard(name)
@@ -439,7 +444,7 @@ async def check_visibility(conn: Connection, room: VerifiedRoom) -> AsyncIterato
         groups = await room.states.load(conn, {group for point in batch for group in point[1:3]})
         for point in batch:
             if point.state_group_before in groups and point.state_group_after in groups:
-                _look(
+                _compare_point(
                     sweep,
                     point,
                     groups[point.state_group_before],
@@ -454,7 +459,7 @@ async def check_visibility(conn: Connection, room: VerifiedRoom) -> AsyncIterato
         yield room.finding("visibility", [name, tally.example], found, "what the states allow")
 
 
-def _look(
+def _compare_point(
     sweep: Sweep, point: PointRow, before: Group, after: Group, tallies: dict[str, Tally]
 ) -> None:
     """Compare the table with the states at one audience.
@@ -501,13 +506,13 @@ async def check_visibility_counts(conn: Connection, room: VerifiedRoom) -> Async
             if row is None
             else (row.joined_count, row.invited_count, row.last_join_topological)
         )
-        wanted = (
+        expected = (
             admitted.joined.get(name, 0),
             admitted.invited.get(name, 0),
             _last_join(room, joins.get(name), actual[2]),
         )
-        if actual != wanted:
-            yield room.finding("visibility_counts", [name], _counts(*actual), _counts(*wanted))
+        if actual != expected:
+            yield room.finding("visibility_counts", [name], _counts(*actual), _counts(*expected))
 
 
 async def check_audiences(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
@@ -535,15 +540,15 @@ async def check_audiences(conn: Connection, room: VerifiedRoom) -> AsyncIterator
         )
 
 
-def _last_join(room: VerifiedRoom, held: int | None, found: int | None) -> int | None:
+def _last_join(room: VerifiedRoom, by_events: int | None, stored: int | None) -> int | None:
     """Return a user's last join by the events, or the stored one if that was purged.
 
     The stored one counts only if no later join exists.
     """
     purged = (
-        found is not None and room.row.purged_below is not None and found < room.row.purged_below
+        stored is not None and room.row.purged_below is not None and stored < room.row.purged_below
     )
-    return found if purged and (held is None or held < (found or 0)) else held
+    return stored if purged and (by_events is None or by_events < (stored or 0)) else by_events
 
 
 def _counts(joined: int, invited: int, last_join: int | None) -> str:
@@ -553,7 +558,7 @@ def _counts(joined: int, invited: int, last_join: int | None) -> str:
 def _boundaries(rows: Sequence[StoredVisibilityRow]) -> list[tuple[int, str]]:
     """Return where ranges begin and end, ascending."""
 
-    def ends() -> Iterator[tuple[int, str]]:
+    def boundaries() -> Iterator[tuple[int, str]]:
         for row in rows:
             for name, text in (
                 (row.name, row.audiences),
@@ -564,7 +569,7 @@ def _boundaries(rows: Sequence[StoredVisibilityRow]) -> list[tuple[int, str]]:
                     if high is not None:
                         yield high, name
 
-    return sorted(ends())
+    return sorted(boundaries())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -633,15 +638,15 @@ def _faults(rows: Mapping[int, NumberRow], *, is_cut: bool) -> Iterator[tuple[in
     branches: dict[int, int] = {}
     for number in rows:
         if depth(number):
-            base, place = _origin(number)
-            branches[base] = max(place, branches.get(base, 0))
-            if place < 1:
+            base, index = _origin(number)
+            branches[base] = max(index, branches.get(base, 0))
+            if index < 1:
                 yield number, "a number of no line", "a line that branches off"
     highest = -1
     for number, row in rows.items():
-        wanted = branches.get(number, 0)
-        if row.branches < wanted or (row.branches > wanted and not is_cut):
-            yield number, f"{row.branches} branches", str(wanted)
+        expected = branches.get(number, 0)
+        if row.branches < expected or (row.branches > expected and not is_cut):
+            yield number, f"{row.branches} branches", str(expected)
         after = following(number)
         continued = depth(number) > 0 and after is not None and after.number in rows
         if row.continued < continued or (row.continued > continued and not is_cut):

@@ -12,9 +12,9 @@ from pyarrow import fs
 from pyspark.sql import SparkSession
 
 from storage.errors import InputError
-from storage.pipeline.file_systems import below, emptied, io_errors, moved, opened
+from storage.pipeline.file_systems import below, emptied, io_errors, opened, renamed
 from storage.pipeline.imports.lines import ArchiveFiles, placed
-from storage.pipeline.imports.task_rows import over_files, rows_in
+from storage.pipeline.imports.task_rows import rows_in, task_per_files
 from storage.pipeline.synapse.source import Synapse
 
 REJECTED: Final = ("bad_file", "bad_line", "invalid", "missing_parents")
@@ -51,11 +51,11 @@ def refuse_others(path: str) -> None:
     """
     where, inner = opened(path)
     with io_errors(path, "written to"):
-        found = where.get_file_info(fs.FileSelector(inner, allow_not_found=True))
-    for one in found:
-        if not (one.is_file and OWN_FILES.fullmatch(one.base_name)):
+        infos = where.get_file_info(fs.FileSelector(inner, allow_not_found=True))
+    for info in infos:
+        if not (info.is_file and OWN_FILES.fullmatch(info.base_name)):
             raise InputError(
-                f"{path} has {one.base_name}, which is not from an import: rejects replace all "
+                f"{path} has {info.base_name}, which is not from an import: rejects replace all "
                 "that is in their folder, so name a new one"
             )
 
@@ -83,8 +83,8 @@ def write_dead_letters(
     names = [first]
     if files:
         task = DeadLetterTask(work, path, sources)
-        names += [row["name"] for row in over_files(spark, files, task.run, WRITTEN).collect()]
-    moved(path, ((name, f"part-{at:05}.parquet") for at, name in enumerate(names)))
+        names += [row["name"] for row in task_per_files(spark, files, task.run, WRITTEN).collect()]
+    renamed(path, ((name, f"part-{at:05}.parquet") for at, name in enumerate(names)))
 
 
 @dataclass(frozen=True, slots=True)

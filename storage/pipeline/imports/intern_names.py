@@ -79,9 +79,9 @@ class BundleWriter:
     def put(self, bundle: bytes) -> BundleLocation:
         """Append a bundle; readers may read it once the writer is closed."""
         with io_errors(self._work, "written to"):
-            place = BundleLocation(self._name, self._file.tell(), len(bundle))
+            location = BundleLocation(self._name, self._file.tell(), len(bundle))
             self._file.write(bundle)
-        return place
+        return location
 
 
 class BundleReader:
@@ -105,7 +105,7 @@ class BundleReader:
         self._close()
         self._fetched.clear()
 
-    def fetch(self, places: Iterable[BundleLocation]) -> None:
+    def fetch(self, locations: Iterable[BundleLocation]) -> None:
         """Read the small ones of these bundles, neighbours at once.
 
         `get` returns them without a request, until the next call. Those beyond
@@ -113,7 +113,9 @@ class BundleReader:
         """
         self._fetched.clear()
         left = FETCHED_BYTES_MAX
-        for some in neighbours(one for one in places if one.length <= SMALL_BYTES_MAX):
+        for some in neighbours(
+            location for location in locations if location.length <= SMALL_BYTES_MAX
+        ):
             first = some[0].start
             length = some[-1].start + some[-1].length - first
             left -= length
@@ -124,20 +126,22 @@ class BundleReader:
                 at = one.start - first
                 self._fetched[one] = data[at : at + one.length]
 
-    def get(self, place: BundleLocation) -> bytes:
-        found = self._fetched.get(place)
-        return self._read(place) if found is None else found
+    def get(self, location: BundleLocation) -> bytes:
+        fetched = self._fetched.get(location)
+        return self._read(location) if fetched is None else fetched
 
-    def _read(self, place: BundleLocation) -> bytes:
+    def _read(self, location: BundleLocation) -> bytes:
         with io_errors(self._work, "read"):
-            if place.file not in self._files:
+            if location.file not in self._files:
                 if len(self._files) >= OPEN_MAX:
                     self._close()
-                self._files[place.file] = self._where.open_input_file(f"{self._path}/{place.file}")
+                self._files[location.file] = self._where.open_input_file(
+                    f"{self._path}/{location.file}"
+                )
             self.requests += 1
-            data: bytes = self._files[place.file].read_at(place.length, place.start)
-            if len(data) != place.length:
-                raise OSError(f"{place.file} ends at {place.start + len(data)}")
+            data: bytes = self._files[location.file].read_at(location.length, location.start)
+            if len(data) != location.length:
+                raise OSError(f"{location.file} ends at {location.start + len(data)}")
         return data
 
     def _close(self) -> None:
@@ -146,22 +150,22 @@ class BundleReader:
         self._files.clear()
 
 
-def neighbours(places: Iterable[BundleLocation]) -> Iterator[list[BundleLocation]]:
+def neighbours(locations: Iterable[BundleLocation]) -> Iterator[list[BundleLocation]]:
     """Yield the bundles of each request, in order of files and positions."""
     some: list[BundleLocation] = []
-    for one in sorted(places):
-        if some and not _is_near(some, one):
+    for location in sorted(locations):
+        if some and not _is_near(some, location):
             yield some
             some = []
-        some.append(one)
+        some.append(location)
     if some:
         yield some
 
 
-def _is_near(some: list[BundleLocation], one: BundleLocation) -> bool:
+def _is_near(some: list[BundleLocation], location: BundleLocation) -> bool:
     first, last = some[0], some[-1]
     return (
-        one.file == last.file
-        and one.start - last.start - last.length <= UNWANTED_BYTES_MAX
-        and one.start + one.length - first.start <= REQUEST_BYTES_MAX
+        location.file == last.file
+        and location.start - last.start - last.length <= UNWANTED_BYTES_MAX
+        and location.start + location.length - first.start <= REQUEST_BYTES_MAX
     )

@@ -57,7 +57,7 @@ FEW_BYTES: Final = 128
 
 
 class LineContent(NamedTuple):
-    """The content of a line or row. ``glanced``: the PDU as orjson reads it, {} where it cannot.
+    """The content of a line or row. ``header``: the PDU as orjson reads it, {} where it cannot.
 
     ``readmit``: the event of an earlier line is readmitted. ``second``: a second create event of
     its room, which is stored after the first one. ``arrived``: the row is of a readmitted event,
@@ -65,7 +65,7 @@ class LineContent(NamedTuple):
     """
 
     pdu: bytes
-    glanced: dict[str, Any]
+    header: dict[str, Any]
     room_version: str | None
     origin: Origin
     state_before: tuple[str, ...] | None
@@ -74,10 +74,10 @@ class LineContent(NamedTuple):
     arrived: int | None = None
     second: bool = False
 
-    def mended(self) -> "LineContent":
+    def without_old_keys(self) -> "LineContent":
         """Return it without the keys of old servers, if the content hash fits only so."""
         pdu = without_extra_keys(self.pdu)
-        return self if pdu is None else self._replace(pdu=pdu, glanced=peek(pdu) or {})
+        return self if pdu is None else self._replace(pdu=pdu, header=peek(pdu) or {})
 
     def steps(self, rank: int) -> list[tuple[int, "LineContent"]]:
         """Return what to do with the event, each with its rank; ``rank`` is that of the row."""
@@ -128,12 +128,12 @@ class EnvelopeMembers(NamedTuple):
 class ParsedLine(NamedTuple):
     """A line: its rank among the lines of its path, the place of its bytes, and its content.
 
-    ``given`` is an error for a bad line.
+    ``content`` is an error for a bad line.
     """
 
     rank: int
     place: int
-    given: LineContent | InvalidEvent
+    content: LineContent | InvalidEvent
     raw: bytes
 
 
@@ -219,22 +219,22 @@ def _read_lines(span: FileRange) -> Iterator[ParsedLine]:
     base, within = place_of(span.file, 0), place_of(span.within, 0)
     for number, raw in enumerate(lines_of(span), span.number):
         if raw.strip():
-            yield ParsedLine(within + number, base + number, _given(raw), raw)
+            yield ParsedLine(within + number, base + number, _content(raw), raw)
 
 
-def _given(raw: bytes) -> LineContent | InvalidEvent:
+def _content(raw: bytes) -> LineContent | InvalidEvent:
     try:
-        return given_of(raw)
+        return parse_line(raw)
     except InvalidEvent as error:
         return error
 
 
-def given_of(raw: bytes) -> LineContent:
+def parse_line(raw: bytes) -> LineContent:
     """Return the content of a line of NDJSON. Raise `InvalidEvent` for a bad one."""
     begin = _BEGIN.match(raw)
-    found = _alone(raw) if begin is None else _enveloped(raw, begin.end())
-    if found is not None:
-        return found
+    content = _alone(raw) if begin is None else _enveloped(raw, begin.end())
+    if content is not None:
+        return content
     line = read_line(raw)
     return LineContent(
         line.pdu,
@@ -261,11 +261,11 @@ def _reason(refused: str | None) -> str | None:
 def _alone(raw: bytes) -> LineContent | None:
     """Return the content of a line that is a PDU; None for other lines."""
     pdu = raw.strip(b" \t\r\n")
-    glanced = peek(pdu)
+    header = peek(pdu)
     return (
         None
-        if glanced is None or "sender" not in glanced
-        else LineContent(pdu, glanced, None, "live", None)
+        if header is None or "sender" not in header
+        else LineContent(pdu, header, None, "live", None)
     )
 
 
@@ -278,23 +278,23 @@ def _enveloped(raw: bytes, begin: int) -> LineContent | None:
     after = raw[cut:end]
     members = (_few_members if len(after) <= FEW_BYTES else _members)(after)
     pdu = raw[begin:cut]
-    if members is None or (glanced := peek(pdu)) is None:
+    if members is None or (header := peek(pdu)) is None:
         return None  # not an object by itself
-    return LineContent(pdu, glanced, *members)
+    return LineContent(pdu, header, *members)
 
 
 def _members(after: bytes) -> EnvelopeMembers | None:
     """Return what follows the PDU in an envelope; None where that has another form."""
     if _END.fullmatch(after) is None:
         return None
-    found = _MEMBERS.findall(after)
-    if len({one.index(max(one)) for one in found}) < len(found):
+    members = _MEMBERS.findall(after)
+    if len({match.index(max(match)) for match in members}) < len(members):
         return None  # a repeated key
     version: str | None = None
     origin: Origin = "live"
     state: tuple[str, ...] | None = None
     try:
-        for version_text, origin_text, state_text in found:
+        for version_text, origin_text, state_text in members:
             if origin_text:
                 origin = cast("Origin", origin_text.decode())
             elif state_text:
@@ -303,7 +303,7 @@ def _members(after: bytes) -> EnvelopeMembers | None:
                 version = version_text.decode()
     except (orjson.JSONDecodeError, UnicodeDecodeError):
         return None
-    if state is not None and not all(isinstance(one, str) for one in state):
+    if state is not None and not all(isinstance(event_id, str) for event_id in state):
         return None
     return EnvelopeMembers(version, origin, state)
 
@@ -323,12 +323,12 @@ def lines_of(span: FileRange) -> Iterator[bytes]:
 
 def lines_with(span: FileRange, mark: bytes) -> tuple[int, list[bytes]]:
     """Return how many lines begin within the range, and those that contain ``mark``."""
-    count, found = 0, list[bytes]()
+    count, lines = 0, list[bytes]()
     for at, block in _blocks(span):
         count += block.count(b"\n") + 1
         if mark in block:
-            found += [line for line in _split(block, at) if mark in line]
-    return count, found
+            lines += [line for line in _split(block, at) if mark in line]
+    return count, lines
 
 
 def _blocks(span: FileRange) -> Iterator[tuple[int, bytes]]:
@@ -411,18 +411,18 @@ def _read_rows(span: FileRange) -> Iterator[ParsedLine]:
             for index in range(batch.num_rows):
                 row = {name: values[index] for name, values in columns.items()}
                 rank = (row[POSITION] or 0) if POSITION in row else within + number
-                yield ParsedLine(rank, base + number, _given_row(row), row["pdu"] or b"")
+                yield ParsedLine(rank, base + number, _parsed_row(row), row["pdu"] or b"")
                 number += 1
 
 
-def _given_row(row: dict[str, Any]) -> LineContent | InvalidEvent:
+def _parsed_row(row: dict[str, Any]) -> LineContent | InvalidEvent:
     try:
-        return given_of_row(row)
+        return parse_row(row)
     except InvalidEvent as error:
         return error
 
 
-def given_of_row(row: dict[str, Any]) -> LineContent:
+def parse_row(row: dict[str, Any]) -> LineContent:
     """Return the content of a row of Parquet or of a data frame.
 
     Raise `InvalidEvent` for a bad one.
@@ -432,12 +432,12 @@ def given_of_row(row: dict[str, Any]) -> LineContent:
     origin, state = row.get("origin") or "live", row.get("state_before")
     if origin not in ORIGINS:
         raise InvalidEvent(f"origin {origin!r} is none of {', '.join(ORIGINS)}")
-    known = cast("Origin", origin)
+    checked_origin = cast("Origin", origin)
     return LineContent(
         row["pdu"],
         peek(row["pdu"]) or {},
         row.get("room_version"),
-        known,
+        checked_origin,
         None if state is None else tuple(state),
         _reason(row.get("refused")),
         arrived=row.get("arrival_ordering") if row.get(POSITION) is not None else None,
@@ -620,25 +620,49 @@ def bounded(tasks: Sequence[list[FileRange]], most: int | None) -> list[list[Fil
     return shares
 
 
-def _size(one: FileRange) -> int:
-    return one.end - one.begin if one.kind in {"lines", "answer"} else RANGE_BYTES_MIN
+def _size(span: FileRange) -> int:
+    return span.end - span.begin if span.kind in {"lines", "answer"} else RANGE_BYTES_MIN
 
 
-def _of_file(file: int, one: ArchiveFile, length: int) -> Iterator[FileRange]:
-    if one.is_answer:
+def _of_file(file: int, archive_file: ArchiveFile, length: int) -> Iterator[FileRange]:
+    if archive_file.is_answer:
         yield FileRange(
-            "answer", one.at, file, one.within, one.path, 0, one.size, 0, 1 << FILE_SHIFT
+            "answer",
+            archive_file.at,
+            file,
+            archive_file.within,
+            archive_file.path,
+            0,
+            archive_file.size,
+            0,
+            1 << FILE_SHIFT,
         )
         return
-    if one.groups is None:
-        for begin in range(0, one.size, length):
+    if archive_file.groups is None:
+        for begin in range(0, archive_file.size, length):
             yield FileRange(
-                "lines", one.at, file, one.within, one.path, begin, min(begin + length, one.size)
+                "lines",
+                archive_file.at,
+                file,
+                archive_file.within,
+                archive_file.path,
+                begin,
+                min(begin + length, archive_file.size),
             )
         return
     number = 1
-    for group, rows in enumerate(one.groups):
-        yield FileRange("rows", one.at, file, one.within, one.path, group, group + 1, number, rows)
+    for group, rows in enumerate(archive_file.groups):
+        yield FileRange(
+            "rows",
+            archive_file.at,
+            file,
+            archive_file.within,
+            archive_file.path,
+            group,
+            group + 1,
+            number,
+            rows,
+        )
         number += rows
 
 

@@ -42,7 +42,7 @@ from storage.pipeline.imports.lines import LineWithoutPdu as Line
 from storage.pipeline.imports.lines import order
 from storage.pipeline.imports.plan_rooms import BundledRoom, rooms_of
 from storage.pipeline.imports.stage import StagedEvent, staged, transaction
-from storage.pipeline.imports.validate import SQL_HELD, AlreadyStoredRow, needs
+from storage.pipeline.imports.validate import SQL_STORED, AlreadyStoredRow, needs
 from storage.rebuild.planner import (
     NAMES_REMEMBERED,
     CannotPlan,
@@ -66,7 +66,7 @@ from storage.streams.stream_writer import InFlight
 # room is stored whole or not at all. Positions are taken in a block, after everything is planned,
 # and become visible with the commit, as those of any write (`storage.streams.stream_writer`).
 
-SQL_KNOWN: Final[LiteralString] = """
+SQL_STORED_ROOMS: Final[LiteralString] = """
 SELECT room_id
 FROM rooms
 WHERE room_id = ANY($1::text[])
@@ -128,7 +128,7 @@ class BulkWriter:
                     self._blocks,
                     self._store.identity.server_name,
                 )
-                await self._refuse_known(rooms)
+                await self._refuse_stored_rooms(rooms)
                 if len(rooms) == 1:
                     written = await self._room(planner, rooms[0]) or written
                 else:
@@ -150,9 +150,9 @@ class BulkWriter:
             self._in_flight.answered()  # rolled back: there is nothing to find out
             raise
 
-    async def _refuse_known(self, rooms: Sequence[BundledRoom]) -> None:
-        async with self._store.database.connection() as aside:
-            if await aside.fetchvals(SQL_KNOWN, [room.room_id for room in rooms]):
+    async def _refuse_stored_rooms(self, rooms: Sequence[BundledRoom]) -> None:
+        async with self._store.database.connection() as conn:
+            if await conn.fetchvals(SQL_STORED_ROOMS, [room.room_id for room in rooms]):
                 raise CannotPlan
 
     async def _room(self, planner: RoomPlanner, bundled: BundledRoom) -> WriteResult | None:
@@ -343,14 +343,16 @@ class RoomLoader:
     async def _lacking(self, lines: Sequence[SlimEvent]) -> list[SlimEvent]:
         """Return the lines that the store lacks; an outlier may still enter the timeline."""
         async with self._loader.store.database.connection() as conn:
-            rows = await conn.fetch(SQL_HELD, [one.event_id for one in lines], row=AlreadyStoredRow)
-        held = {row.event_id: row.outlier for row in rows}
+            rows = await conn.fetch(
+                SQL_STORED, [one.event_id for one in lines], row=AlreadyStoredRow
+            )
+        stored = {row.event_id: row.outlier for row in rows}
         lacking = [
             one
             for one in lines
-            if one.event_id not in held
+            if one.event_id not in stored
             or one.readmit
-            or (held[one.event_id] and one.origin not in OUTLIERS)
+            or (stored[one.event_id] and one.origin not in OUTLIERS)
         ]
         self._loaded.outcomes["duplicate"] += len(lines) - len(lacking)
         return lacking
@@ -378,16 +380,17 @@ class RoomLoader:
         return pa.RecordBatch.from_pylist(rows, schema=LOADED)
 
 
-def _own_id(one: SlimEvent) -> str:
+def _own_id(event: SlimEvent) -> str:
     """Return the id by which other lines need this one: they need no readmission."""
-    return f"readmit {one.event_id}" if one.readmit else one.event_id
+    return f"readmit {event.event_id}" if event.readmit else event.event_id
 
 
-def _arrival(pdu: bytes, version: str, one: SlimEvent) -> ArrivedEvent:
-    event = load(pdu, version, one.event_id, redacted=not one.valid)
-    state_before: Any = one.state_before  # ids of events, as texts
+def _arrival(pdu: bytes, version: str, slim_event: SlimEvent) -> ArrivedEvent:
+    event = load(pdu, version, slim_event.event_id, redacted=not slim_event.valid)
+    state_before: Any = slim_event.state_before  # ids of events, as texts
     return ArrivedEvent(
-        IncomingEvent(event, one.origin, state_before, refused=one.refused), one.place
+        IncomingEvent(event, slim_event.origin, state_before, refused=slim_event.refused),
+        slim_event.place,
     )
 
 

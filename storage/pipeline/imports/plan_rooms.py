@@ -61,10 +61,10 @@ class BundledRoom:
     def _ranges(self) -> Iterator[tuple[str, Iterator[SlimEvent]]]:
         """Merge bundles with overlapping ranks (parallel files); only these share the memory."""
         together: list[RoomBundle] = []
-        for piece in sorted(self._pieces, key=lambda one: (one.path_index, one.first)):
+        for piece in sorted(self._pieces, key=lambda bundle: (bundle.path_index, bundle.first)):
             if together and not (
                 piece.path_index == together[0].path_index
-                and piece.first <= max(one.last for one in together)
+                and piece.first <= max(bundle.last for bundle in together)
             ):
                 yield together[0].version, self._merged(together)
                 together = []

@@ -79,10 +79,10 @@ from storage.pipeline.imports.validate import (
     LineValidator,
     TaskValidation,
     key_texts,
-    looked_over,
+    scanned_range,
     stage_versions,
 )
-from storage.pipeline.session import Batches, dealt_work, executor_errors, parallelism, taken_work
+from storage.pipeline.session import Batches, executor_errors, parallelism, taken_work, task_frame
 from storage.pipeline.source.rows import spark_ddl
 from storage.pipeline.synapse.source import LACKING_MAX, Synapse
 
@@ -99,14 +99,14 @@ def check_name(dsn: str, server_name: str | None) -> None:
     Raise `InputError` for a new one without a name.
     """
     with arrow_session(dsn) as conn:
-        found = next((one["server_name"] for one in conn.rows(SQL_DEPLOYMENT)), None)
-        if found is None and server_name is None:
+        stored_name = next((row["server_name"] for row in conn.rows(SQL_DEPLOYMENT)), None)
+        if stored_name is None and server_name is None:
             raise InputError(NEEDS_NAME)
-        if found is None or server_name in {None, NO_SERVER, found}:
+        if stored_name is None or server_name in {None, NO_SERVER, stored_name}:
             return
         if not conn.rows(SQL_IS_EMPTY)[0]["is_empty"]:
             where = conn.rows(SQL_WHERE)[0]["place"]
-            raise WrongServerName(str(server_name), found=found, where=where)
+            raise WrongServerName(str(server_name), found=stored_name, where=where)
 
 
 BUNDLES: Final = pa.schema([EXAMINED.field(at) for at in range(EXAMINED.names.index("place"))])
@@ -121,7 +121,7 @@ LARGE_SHARE: Final = 8
 """A room is distributed by size if it exceeds this fraction of a writer's load (one in so many)."""
 
 LARGE_MAX: Final = 1_000
-LOOKED_OVER_MAX: Final = 1_000
+RANGES_PER_TASK_MAX: Final = 1_000
 """Ranges per task; small files are ranges, too."""
 
 Stage = Callable[[str], None]
@@ -192,7 +192,7 @@ def import_archive(
         stage("examining")
         cleared(folder)
         emptied(below(folder, FOLDER))
-        ranges = _looked_over(spark, sources.ranges(cores), LookTask(dsn, number), cores)
+        ranges = _scanned(spark, sources.ranges(cores), ScanTask(dsn, number), cores)
         examination = TaskValidation(
             LineValidator({}, room_version, key_texts(verify_keys or {})), dsn, number, folder
         )
@@ -209,9 +209,9 @@ def import_archive(
 
 
 @contextmanager
-def _folder(given: str | None) -> Iterator[str]:
-    if given is not None:
-        yield given.rstrip("/")
+def _folder(work: str | None) -> Iterator[str]:
+    if work is not None:
+        yield work.rstrip("/")
         return
     made = tempfile.mkdtemp(prefix="room-storage-spark-")
     try:
@@ -234,7 +234,7 @@ def loading_tasks(writers: int | None, cores: int, events: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class LookTask:
+class ScanTask:
     """Counts lines, and stages the versions that create events say.
 
     ``number``: of the import in the database of ``dsn``.
@@ -245,52 +245,52 @@ class LookTask:
     config: Config = field(default_factory=Config.from_env)
 
     def run(self, batches: Batches) -> Batches:
-        """Yield `LOOKED_OVER`, a row per range."""
+        """Yield `SCANNED`, a row per range."""
         spare_collector()
         with ExitStack() as stack:
             conn: ArrowConnection | None = None
             for item in taken_work(batches):
                 span = FileRange(*item)
-                count, created = looked_over(span)
+                count, created = scanned_range(span)
                 if created:
                     if conn is None:
                         opening = arrow_session(self.dsn, config=self.config)
                         conn = stack.enter_context(opening)
-                    rooms = (CreatedRoom(span.file, span.begin, *one) for one in created.items())
+                    rooms = (CreatedRoom(span.file, span.begin, *pair) for pair in created.items())
                     stage_versions(conn, self.number, rooms)
                 row = {"file": span.file, "begin": span.begin, "lines": count}
-                yield pa.RecordBatch.from_pylist([row], schema=LOOKED_OVER)
+                yield pa.RecordBatch.from_pylist([row], schema=SCANNED)
 
 
-def _looked_over(
-    spark: SparkSession, ranges: Sequence[FileRange], task: LookTask, cores: int
+def _scanned(
+    spark: SparkSession, ranges: Sequence[FileRange], task: ScanTask, cores: int
 ) -> list[FileRange]:
     """Return the ranges with line numbers. Only the JSON of create events is parsed."""
-    lines = [one for one in ranges if one.kind in {"lines", "answer"}]
+    lines = [span for span in ranges if span.kind in {"lines", "answer"}]
     if not lines:
         return list(ranges)
-    frame = dealt_work(spark, _shared(lines, cores))
-    looked = frame.mapInArrow(task.run, spark_ddl(LOOKED_OVER)).collect()
-    counts = {(row["file"], row["begin"]): row["lines"] for row in looked}
+    frame = task_frame(spark, _shared(lines, cores))
+    scanned = frame.mapInArrow(task.run, spark_ddl(SCANNED)).collect()
+    counts = {(row["file"], row["begin"]): row["lines"] for row in scanned}
     return list(numbered(ranges, counts))
 
 
 def _shared(ranges: Sequence[FileRange], tasks: int) -> list[Sequence[FileRange]]:
     """Group ranges per task: a scan takes less time than the start of a Python task (70 ms)."""
-    each = min(ceil(len(ranges) / tasks), LOOKED_OVER_MAX)
+    each = min(ceil(len(ranges) / tasks), RANGES_PER_TASK_MAX)
     return [ranges[first : first + each] for first in range(0, len(ranges), each)]
 
 
-LOOKED_OVER: Final = pa.schema([("file", pa.int64()), ("begin", pa.int64()), ("lines", pa.int64())])
+SCANNED: Final = pa.schema([("file", pa.int64()), ("begin", pa.int64()), ("lines", pa.int64())])
 
 
 def _examine(
     spark: SparkSession, tasks: Sequence[Sequence[FileRange]], examination: TaskValidation
 ) -> TaskResults:
     def examine(batches: Batches) -> Batches:
-        return examination.run(FileRange(*one) for one in taken_work(batches))
+        return examination.run(FileRange(*item) for item in taken_work(batches))
 
-    return run_tasks(dealt_work(spark, tasks), examine, examination.work, BUNDLES)
+    return run_tasks(task_frame(spark, tasks), examine, examination.work, BUNDLES)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -314,18 +314,18 @@ def _load(
         return TaskResults()
     bundles = frame_of(spark, loading.work, examined.bundles, BUNDLES)
     task = _task(bundles, tasks, examined.events)
-    dealt = bundles.repartitionById(tasks, task).sortWithinPartitions(*map(f.expr, SORT))
+    placed = bundles.repartitionById(tasks, task).sortWithinPartitions(*map(f.expr, SORT))
     names = max(cores, NAMES_MIN)
     if tasks > 1:
         target = loading.target
-        attempts = (TaskAttempt(number) for number in range(min(tasks, names)))
-        register_names(target.dsn, list(map(target.name, attempts)), config=target.config)
+        writers = (TaskAttempt(number) for number in range(min(tasks, names)))
+        register_names(target.dsn, list(map(target.name, writers)), config=target.config)
 
     def load(batches: Batches) -> Batches:
         attempt = TaskAttempt.of(TaskContext.get(), names)
         return load_rooms(loading.target, loading.number, loading.work, attempt, batches)
 
-    return run_tasks(dealt, load, loading.work, BUNDLES)
+    return run_tasks(placed, load, loading.work, BUNDLES)
 
 
 def _task(bundles: DataFrame, tasks: int, events: int) -> Column:
@@ -341,14 +341,14 @@ def _task(bundles: DataFrame, tasks: int, events: int) -> Column:
         .limit(LARGE_MAX)
         .collect()
     )
-    dealt = deal({row["room_id"]: row["size"] for row in rows}, tasks, events)
-    if not dealt:
+    task_of_room = assign_rooms({row["room_id"]: row["size"] for row in rows}, tasks, events)
+    if not task_of_room:
         return by_spread
-    known = f.create_map(*(f.lit(one) for pair in dealt.items() for one in pair))
-    return f.coalesce(f.element_at(known, f.col("room_id")), by_spread)
+    assigned = f.create_map(*(f.lit(value) for pair in task_of_room.items() for value in pair))
+    return f.coalesce(f.element_at(assigned, f.col("room_id")), by_spread)
 
 
-def deal(large: Mapping[str, int], tasks: int, total: int) -> dict[str, int]:
+def assign_rooms(large: Mapping[str, int], tasks: int, total: int) -> dict[str, int]:
     """Assign large rooms, the largest first, each to the task with the least work.
 
     The rest of the total counts as evenly distributed.
@@ -356,12 +356,12 @@ def deal(large: Mapping[str, int], tasks: int, total: int) -> dict[str, int]:
     rest = (total - sum(large.values())) / tasks
     loads = [(rest, task) for task in range(tasks)]
     heapq.heapify(loads)
-    dealt: dict[str, int] = {}
+    task_of_room: dict[str, int] = {}
     for room, size in sorted(large.items(), key=lambda item: (-item[1], item[0])):
         load, task = heapq.heappop(loads)
-        dealt[room] = task
+        task_of_room[room] = task
         heapq.heappush(loads, (load + size, task))
-    return dealt
+    return task_of_room
 
 
 # ------------------------------------------------------------------------------------------------
@@ -376,8 +376,8 @@ def _summary(
     results: Sequence[TaskResults],
 ) -> ImportSummary:
     """Add up the results, and write the dead letters."""
-    outcomes = sum((one.outcomes for one in results), Counter[str]())
-    files = [name for one in results for name in one.rejects]
+    outcomes = sum((result.outcomes for result in results), Counter[str]())
+    files = [name for result in results for name in result.rejects]
     outcomes["bad_file"] += len(sources.broken)
     lacking = (
         _lacking(folder, files)

@@ -24,7 +24,7 @@ from storage.database.arrow_results import ArrowConnection, arrow_session
 from storage.database.connection import Connection
 from storage.database.placeholders import fill
 from storage.errors import DatabaseConflict, DatabaseError
-from storage.rebuild.planner import GONE
+from storage.rebuild.planner import BYTES_DELETED
 
 SQL_LOCK_IMPORT: Final[LiteralString] = fill("""
 SELECT pg_try_advisory_lock({LOCK_IMPORT}) AS is_free
@@ -82,7 +82,7 @@ SQL_LOCK_TABLE: Final[LiteralString] = """
 LOCK TABLE import_events IN ACCESS EXCLUSIVE MODE NOWAIT
 """
 
-SQL_ENDS: Final[LiteralString] = """
+SQL_BOUNDS: Final[LiteralString] = """
 SELECT min(import_number) AS first, max(import_number) AS last
 FROM import_events
 """
@@ -199,8 +199,8 @@ def _remove_left(conn: ArrowConnection, number: int) -> None:
 def _emptied(conn: ArrowConnection, number: int) -> bool:
     with suppress(DatabaseConflict), transaction(conn):  # the table is in use
         conn.execute(SQL_LOCK_TABLE)
-        [ends] = conn.rows(SQL_ENDS)
-        if {ends["first"], ends["last"]} <= {None, number}:
+        [bounds] = conn.rows(SQL_BOUNDS)
+        if {bounds["first"], bounds["last"]} <= {None, number}:
             conn.execute(SQL_EMPTY)
             return True
     return False
@@ -232,7 +232,7 @@ async def work_for_import(conn: Connection, number: int) -> None:
     """Do the same for a task of an import. Raise `DatabaseConflict` if the import has ended."""
     await work(conn, number)
     if await conn.fetchval(SQL_IS_DEAD, number):
-        raise _left_over(number)
+        raise _ended_import(number)
 
 
 @contextmanager
@@ -244,11 +244,11 @@ def working(conn: ArrowConnection, number: int) -> Iterator[None]:
     with transaction(conn):
         conn.rows(SQL_WORK, number)
         if conn.rows(SQL_IS_DEAD, number)[0]["is_dead"]:
-            raise _left_over(number)
+            raise _ended_import(number)
         yield
 
 
-def _left_over(number: int) -> DatabaseConflict:
+def _ended_import(number: int) -> DatabaseConflict:
     return DatabaseConflict(
         f"import {number} has ended, or its driver has lost its session: this task was left over"
     )
@@ -275,10 +275,10 @@ async def staged(conn: Connection, number: int, events: Sequence[StagedEvent]) -
     Raise `DatabaseConflict` if some are gone: the database has crashed meanwhile.
     """
     places = [event.place for event in events]
-    found = await conn.fetch(SQL_STAGED, number, places, row=StagedRow)
-    if len(found) != len(places):
-        raise DatabaseConflict(GONE)
+    rows = await conn.fetch(SQL_STAGED, number, places, row=StagedRow)
+    if len(rows) != len(places):
+        raise DatabaseConflict(BYTES_DELETED)
     return [
         decode(row.json, event.event_id, event.room_id)
-        for row, event in zip(found, events, strict=True)
+        for row, event in zip(rows, events, strict=True)
     ]

@@ -28,12 +28,12 @@ from storage.persist.write.streams import writers_dictionary
 from storage.pipeline.imports import stage as stages
 from storage.pipeline.imports.append_events import BULK_TIMEOUT_MS, Loader, StoreTarget, TaskAttempt
 from storage.pipeline.imports.intern_names import BundleLocation
-from storage.pipeline.imports.lines import POSITION, TAKEN, given_of_row, place_of, rows_of
+from storage.pipeline.imports.lines import POSITION, TAKEN, parse_row, place_of, rows_of
 from storage.pipeline.imports.load_rooms import RoomLoader, grouped
 from storage.pipeline.imports.plan_rooms import BundledRoom
 from storage.pipeline.imports.validate import BUNDLE, CHUNK, LineValidator, packed, slim_line
 from storage.pipeline.source.filters import Options
-from storage.rebuild.planner import GONE
+from storage.rebuild.planner import BYTES_DELETED
 
 SQL_BUNDLE: Final[LiteralString] = """
 SELECT json
@@ -71,7 +71,7 @@ class RowStager:
         self._examiner = examiner
         self._line = 0
         self._rooms: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
-        self._aside: list[tuple[int, object]] = []
+        self._staged: list[tuple[int, object]] = []
         self.bundles: list[Bundle] = []
         self.refused: list[str] = []
 
@@ -121,11 +121,11 @@ class RowStager:
 
     def _add(self, row: dict[str, Any]) -> None:
         try:
-            given = given_of_row(row)
+            content = parse_row(row)
         except InvalidEvent as error:
             self.refused.append(str(error))
             return
-        event = self._examiner.parsed(given)
+        event = self._examiner.parsed(content)
         if not isinstance(event, Event):
             self.refused.append(f"{event.event_id}: {event.reason}")
             return
@@ -136,10 +136,10 @@ class RowStager:
             else place_of(self._source.partition, self._line)
         )
         stored = encode(event.raw, event.event_id, event.room_id, self._dictionary)
-        self._aside.append((place, stored))
+        self._staged.append((place, stored))
         key = event.room_id, event.room_version.identifier
-        *earlier, (rank, last) = given.steps(rank)
-        for at, step in earlier:  # far from the others of a bundle: overlapping ones share memory
+        *rest, (rank, last) = content.steps(rank)
+        for at, step in rest:  # far from the others of a bundle: overlapping ones share memory
             self._emit(*key, [slim_line(event, at, place, step)])
         rows = self._rooms.setdefault(key, [])
         rows.append(slim_line(event, rank, place, last))
@@ -152,15 +152,15 @@ class RowStager:
 
     def _emit(self, room_id: str, version: str, rows: list[tuple[Any, ...]]) -> None:
         data, place, ranks = packed(rows), self._place(), [row[0] for row in rows]
-        self._aside.append((place, data))
+        self._staged.append((place, data))
         where = {"file": "", "start": place, "length": len(data)}
         within = {"path_index": 0, "first": min(ranks), "last": max(ranks), "events": len(rows)}
         self.bundles.append({"room_id": room_id, "room_version": version, **within, **where})
         rows.clear()
 
     def _put(self) -> None:
-        aside, self._aside = self._aside, []
-        self._runner.run(stages.put(self._conn, self._number, aside))
+        staged, self._staged = self._staged, []
+        self._runner.run(stages.put(self._conn, self._number, staged))
 
 
 class StagedBundles:
@@ -170,11 +170,11 @@ class StagedBundles:
         self._conn = conn
         self._number = number
 
-    def get(self, place: BundleLocation) -> bytes:
+    def get(self, location: BundleLocation) -> bytes:
         """Return the bundle staged there. Raise `DatabaseConflict` if it is gone."""
-        found = self._conn.rows(SQL_BUNDLE, self._number, place.start)
+        found = self._conn.rows(SQL_BUNDLE, self._number, location.start)
         if not found:
-            raise DatabaseConflict(GONE)
+            raise DatabaseConflict(BYTES_DELETED)
         data: bytes = found[0]["json"]
         return data
 
@@ -182,7 +182,7 @@ class StagedBundles:
 def gathered(bundles: Iterable[Bundle], reader: StagedBundles) -> Iterator[BundledRoom]:
     """Yield the rooms of all bundles, in the order of their first ranks."""
     rooms: dict[str, BundledRoom] = {}
-    for bundle in sorted(bundles, key=lambda one: int(one["first"])):
+    for bundle in sorted(bundles, key=lambda row: int(row["first"])):
         rooms.setdefault(bundle["room_id"], BundledRoom(bundle["room_id"], reader)).add(bundle)
     yield from rooms.values()
 
@@ -258,18 +258,18 @@ class EventWriter(DataSourceArrowWriter):
         stored then. Where a row is no event at all, nothing is stored, unless ``rejects`` is
         "ignore".
         """
-        written = [one for one in messages if isinstance(one, StagedByTask)]
+        written = [message for message in messages if isinstance(message, StagedByTask)]
         with arrow_session(self.options.dsn, config=self.options.config) as conn:
             stages.hold(conn, self.number)
             try:
                 self._refuse(
-                    sum(one.rejects for one in written),
-                    [reason for one in written for reason in one.reasons],
+                    sum(task.rejects for task in written),
+                    [reason for task in written for reason in task.reasons],
                     "nothing was stored",
                 )
                 reader = StagedBundles(conn, self.number)
                 failed = self._stored(
-                    list(chain.from_iterable(one.bundles for one in written)), reader
+                    list(chain.from_iterable(task.bundles for task in written)), reader
                 )
             finally:
                 stages.remove(conn, self.number)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from storage.pipeline.file_systems import below, io_errors, opened
-from storage.pipeline.session import Batches, MapBatches, dealt_work, parallelism, taken_work
+from storage.pipeline.session import Batches, MapBatches, parallelism, taken_work, task_frame
 from storage.pipeline.source.rows import spark_ddl
 
 FOLDER: Final = "rows"
@@ -151,10 +151,10 @@ def frame_of(
     spark: SparkSession, folder: str, names: Sequence[str], schema: pa.Schema
 ) -> DataFrame:
     """Return the rows of files that tasks have written, read by tasks."""
-    return over_files(spark, names, lambda some: rows_in(folder, some), schema)
+    return task_per_files(spark, names, lambda some: rows_in(folder, some), schema)
 
 
-def over_files(
+def task_per_files(
     spark: SparkSession,
     names: Sequence[str],
     work: Callable[[Iterable[str]], Iterator[pa.RecordBatch]],
@@ -162,5 +162,5 @@ def over_files(
 ) -> DataFrame:
     """Return what ``work`` yields for the files, which are dealt out to tasks."""
     tasks = max(min(len(names), parallelism(spark)), 1)
-    frame = dealt_work(spark, [names[task::tasks] for task in range(tasks)])
+    frame = task_frame(spark, [names[task::tasks] for task in range(tasks)])
     return frame.mapInArrow(lambda batches: work(taken_work(batches)), spark_ddl(schema))

@@ -44,8 +44,8 @@ from storage.pipeline.imports.lines import (
     FileRange,
     LineContent,
     ParsedLine,
-    given_of,
     lines_with,
+    parse_line,
     place_of,
     read,
 )
@@ -57,16 +57,16 @@ from storage.rebuild.planner import SlimEvent, slim
 # never outlives the job, which has one version of Python.
 
 
-def slim_line(event: Event, rank: int, place: int, given: LineContent) -> tuple[Any, ...]:
+def slim_line(event: Event, rank: int, place: int, content: LineContent) -> tuple[Any, ...]:
     return slim(
         event,
         rank,
         place,
-        given.origin,
-        given.state_before,
-        refused=given.refused,
-        readmit=given.readmit,
-        second=given.second,
+        content.origin,
+        content.state_before,
+        refused=content.refused,
+        readmit=content.readmit,
+        second=content.second,
     )
 
 
@@ -80,22 +80,22 @@ def unpacked(data: bytes) -> Iterable[SlimEvent]:
     return map(SlimEvent._make, rows)
 
 
-def needs(one: SlimEvent, room_id: str, version: str) -> list[str]:
+def needs(line: SlimEvent, room_id: str, version: str) -> list[str]:
     """Return the ids that must be stored before this event.
 
     These are its auth events, and its parents, or the state given instead of them. Parents have a
     leading ``^``: for them an outlier is not enough. A readmission needs the event.
     """
-    if one.readmit:
-        return ["^" + one.event_id]
-    if one.origin == "out_of_band":
+    if line.readmit:
+        return ["^" + line.event_id]
+    if line.origin == "out_of_band":
         return []
-    needed = [*one.auth_events, *implied_auth_ids(ROOM_VERSIONS[version], one.type, room_id)]
-    if one.origin == "outlier":
+    needed = [*line.auth_events, *implied_auth_ids(ROOM_VERSIONS[version], line.type, room_id)]
+    if line.origin == "outlier":
         return needed
-    if one.state_before is not None:
-        return [*needed, *one.state_before]
-    return [*needed, *("^" + parent for parent in one.prev_events)]
+    if line.state_before is not None:
+        return [*needed, *line.state_before]
+    return [*needed, *("^" + parent for parent in line.prev_events)]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -199,9 +199,9 @@ def _not_staged(conn: ArrowConnection, number: int, lines: dict[int, str]) -> di
     """Stage lines; return those whose places have another one, each with its next place."""
     staged = conn.rows(SQL_STAGE_VERSIONS, number, list(lines), list(lines.values()))
     others = lines.keys() - {row["place"] for row in staged}
-    found = conn.rows(SQL_TAKEN_PLACES, number, list(others)) if others else []
+    taken = conn.rows(SQL_TAKEN_PLACES, number, list(others)) if others else []
     again: dict[int, str] = {}
-    for row in found:
+    for row in taken:
         place, line = row["place"], lines[row["place"]]
         if row["json"] != line.encode():
             _put(again, place - place % PLACES, place % PLACES + 1, line)
@@ -211,26 +211,26 @@ def _not_staged(conn: ArrowConnection, number: int, lines: dict[int, str]) -> di
 class RoomVersions:
     """The versions that a task knows, and the rooms that the store has.
 
-    ``given`` is what it knows without the database.
+    ``room_versions`` are those that it knows without the database.
     """
 
-    def __init__(self, number: int, given: Mapping[str, str]) -> None:
+    def __init__(self, number: int, room_versions: Mapping[str, str]) -> None:
         self._number = number
-        self._given = given
-        self._asked = set[str]()
-        self.versions: dict[str, str] = dict(given)
+        self._initial = room_versions
+        self._looked_up = set[str]()
+        self.versions: dict[str, str] = dict(room_versions)
         self.stored: dict[str, str] = {}
 
     async def learn(self, conn: Connection, room_ids: Iterable[object]) -> None:
         """Look up those of these rooms that were not looked up before."""
-        wanted = {one for one in room_ids if is_text(one)}
-        new = wanted - self._asked
+        rooms = {one for one in room_ids if is_text(one)}
+        new = rooms - self._looked_up
         if not new:
             return
-        if len(self._asked) + len(new) > REMEMBERED_MAX:
+        if len(self._looked_up) + len(new) > REMEMBERED_MAX:
             self._forget()
-            new = wanted
-        self._asked |= new
+            new = rooms
+        self._looked_up |= new
         places = sorted({first_place(one) for one in new})
         staged = await conn.fetch(
             SQL_STAGED_VERSIONS, self._number, places, PLACES, row=StagedVersionRow
@@ -243,13 +243,13 @@ class RoomVersions:
             self.stored[row.room_id] = row.room_version
 
     def _forget(self) -> None:
-        self._asked.clear()
+        self._looked_up.clear()
         self.stored.clear()
         self.versions.clear()
-        self.versions.update(self._given)
+        self.versions.update(self._initial)
 
 
-SQL_HELD: Final[LiteralString] = """
+SQL_STORED: Final[LiteralString] = """
 SELECT event_id, outlier
 FROM events
 WHERE event_nid = ANY(ARRAY(
@@ -314,19 +314,19 @@ class LineValidator:
             for (server, key_id), text in self.keys.items()
         }
 
-    def parsed(self, given: LineContent) -> Event | AppendResult:
-        """Return the event, or its defect. `LineContent.mended` are the bytes that are read."""
-        given = given.mended()
-        [room] = receive.room_ids([given.glanced])
+    def parsed(self, content: LineContent) -> Event | AppendResult:
+        """Return the event, or its defect. The bytes come from `LineContent.without_old_keys`."""
+        content = content.without_old_keys()
+        [room] = receive.room_ids([content.header])
         version = None
         if room is not None:
-            version = self.stored.get(room) or given.room_version or self.versions.get(room)
+            version = self.stored.get(room) or content.room_version or self.versions.get(room)
         if version is None:
-            said = given.room_version or self.room_version
+            named_version = content.room_version or self.room_version
             created: dict[str, str] = {}
-            receive.note_create_event(created, given.pdu, given.glanced)
-            [version] = receive.versions([given.glanced], [room], {}, created, said)
-        return receive.read(given.pdu, given.glanced, version)
+            receive.note_create_event(created, content.pdu, content.header)
+            [version] = receive.versions([content.header], [room], {}, created, named_version)
+        return receive.read(content.pdu, content.header, version)
 
 
 @dataclass(slots=True)
@@ -340,7 +340,7 @@ class Bundle:
         """Return a row of `EXAMINED`."""
         rows, self.rows = self.rows, []
         ranks = [row[0] for row in rows]
-        place = writer.put(packed(rows))
+        location = writer.put(packed(rows))
         return {
             "room_id": room_id,
             "room_version": version,
@@ -348,7 +348,7 @@ class Bundle:
             "first": min(ranks),
             "last": max(ranks),
             "events": len(rows),
-            **place._asdict(),
+            **location._asdict(),
         }
 
 
@@ -435,48 +435,48 @@ class _RangeValidation:
         await self._rooms.learn(conn, (_room_of(row) for row in chunk))
         for row in chunk:
             event = self._parsed(row)
-            if event is not None and isinstance(row.given, LineContent):
-                events.append((row, row.given, event))
-        held = await self._held(conn, events)
+            if event is not None and isinstance(row.content, LineContent):
+                events.append((row, row.content, event))
+        stored = await self._find_stored(conn, events)
         # step by step, which takes a tenth less time than event by event
         signed = [
             one
             for one in events
-            if not self._is_duplicate(held, one) and await self._is_signed(one[0], one[2])
+            if not self._is_duplicate(stored, one) and await self._is_signed(one[0], one[2])
         ]
-        for row, given, event in signed:
-            self._add(row, given, event)
-        aside = [
+        for row, content, event in signed:
+            self._add(row, content, event)
+        staged = [
             (row.place, encode(event.raw, event.event_id, event.room_id, self._dictionary))
             for row, _, event in signed
         ]
-        await stages.put(conn, self._number, aside)
+        await stages.put(conn, self._number, staged)
 
     def _is_duplicate(
-        self, held: Mapping[str, bool], one: tuple[ParsedLine, LineContent, Event]
+        self, stored: Mapping[str, bool], line: tuple[ParsedLine, LineContent, Event]
     ) -> bool:
         """Return whether the event is stored, and count it if so."""
-        _, given, event = one
-        if event.event_id not in held or given.readmit or given.arrived:
+        _, content, event = line
+        if event.event_id not in stored or content.readmit or content.arrived:
             return False
-        if held[event.event_id] and given.origin not in OUTLIERS:
+        if stored[event.event_id] and content.origin not in OUTLIERS:
             return False
         self._numbers["duplicate"] += 1
         return True
 
     def _parsed(self, row: ParsedLine) -> Event | None:
-        if isinstance(row.given, InvalidEvent):
-            self.reject(row.place, "bad_line", None, row.given.reason, row.raw)
+        if isinstance(row.content, InvalidEvent):
+            self.reject(row.place, "bad_line", None, row.content.reason, row.raw)
             return None
-        given = row.given.mended()
-        read_ = self._examiner.parsed(given)
+        content = row.content.without_old_keys()
+        read_ = self._examiner.parsed(content)
         if isinstance(read_, Event):
-            self._numbers["stray_keys"] += given is not row.given
+            self._numbers["stray_keys"] += content is not row.content
             return read_
-        self.reject(row.place, read_.outcome, read_.event_id, read_.reason, row.given.pdu)
+        self.reject(row.place, read_.outcome, read_.event_id, read_.reason, row.content.pdu)
         return None
 
-    async def _held(
+    async def _find_stored(
         self, conn: Connection, events: Iterable[tuple[ParsedLine, LineContent, Event]]
     ) -> dict[str, bool]:
         """Return the stored ones of these events, and whether each is only an outlier.
@@ -489,7 +489,7 @@ class _RangeValidation:
         return (
             {
                 row.event_id: row.outlier
-                for row in await conn.fetch(SQL_HELD, ids, row=AlreadyStoredRow)
+                for row in await conn.fetch(SQL_STORED, ids, row=AlreadyStoredRow)
             }
             if ids
             else {}
@@ -501,10 +501,10 @@ class _RangeValidation:
         self.reject(row.place, wrong.outcome, wrong.event_id, wrong.reason, event.raw)
         return False
 
-    def _add(self, row: ParsedLine, given: LineContent, event: Event) -> None:
+    def _add(self, row: ParsedLine, content: LineContent, event: Event) -> None:
         key = event.room_id, event.room_version.identifier
-        *earlier, (rank, last) = given.steps(row.rank)
-        for at, step in earlier:  # far from the others of a bundle: overlapping ones share memory
+        *rest, (rank, last) = content.steps(row.rank)
+        for at, step in rest:  # far from the others of a bundle: overlapping ones share memory
             alone = Bundle(self._path_index, [slim_line(event, at, row.place, step)])
             self._done.append(alone.emitted(*key, self._writer))
         bundle = self._bundles.get(key)
@@ -550,47 +550,47 @@ def _loading_order(entry: tuple[tuple[str, str], Bundle]) -> tuple[int, str]:
 
 def _room_of(row: ParsedLine) -> object:
     """Return the room that a line names; a create event may name none."""
-    return None if isinstance(row.given, InvalidEvent) else row.given.glanced.get("room_id")
+    return None if isinstance(row.content, InvalidEvent) else row.content.header.get("room_id")
 
 
-def looked_over(span: FileRange) -> tuple[int, dict[str, str]]:
+def scanned_range(span: FileRange) -> tuple[int, dict[str, str]]:
     """Return how many lines a range of NDJSON has, and the versions of rooms created in it.
 
     For /backfill responses return only the versions.
     """
     if span.kind == "answer":
         return 0, _created_in_answers(span)
-    found = dict[str, str]()
+    versions = dict[str, str]()
     count, creating = lines_with(span, b"m.room.create")
     for raw in creating:
         for room, version in created(raw).items():
-            receive.note_created(found, room, version)
-    return count, found
+            receive.note_created(versions, room, version)
+    return count, versions
 
 
 def _created_in_answers(span: FileRange) -> dict[str, str]:
-    found = dict[str, str]()
+    versions = dict[str, str]()
     for row in read(span):
-        if isinstance(row.given, LineContent):
-            for room, version in created_by(row.given).items():
-                receive.note_created(found, room, version)
-    return found
+        if isinstance(row.content, LineContent):
+            for room, version in created_by(row.content).items():
+                receive.note_created(versions, room, version)
+    return versions
 
 
 def created(raw: bytes) -> dict[str, str]:
     """Return the version of the room that this line creates; nothing for other lines."""
     try:
-        given = given_of(raw)
+        content = parse_line(raw)
     except InvalidEvent:
         return {}  # the validation reports it
-    return created_by(given)
+    return created_by(content)
 
 
-def created_by(given: LineContent) -> dict[str, str]:
+def created_by(content: LineContent) -> dict[str, str]:
     """Return the version of the room that this creates, if it is a create event."""
-    if given.glanced.get("type") != "m.room.create" or given.glanced.get("state_key") != "":
+    if content.header.get("type") != "m.room.create" or content.header.get("state_key") != "":
         return {}
-    event = LineValidator({}, given.room_version).parsed(given)
+    event = LineValidator({}, content.room_version).parsed(content)
     return {event.room_id: event.room_version.identifier} if isinstance(event, Event) else {}
 
 

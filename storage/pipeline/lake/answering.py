@@ -42,26 +42,29 @@ class Refresh:
         """Refresh the daily table of a question; return it, and the days that were read."""
         daily = DAILY[question.daily]
         table = DayTable.open(folder_of(self.folder, daily), daily, self.keep_hours)
-        wanted = AnswerState(
+        new_state = AnswerState(
             self.source.source, self.source.version, definition(question.daily_query)
         )
         state = table.state()
-        if state == wanted and not self.full:
+        if state == new_state and not self.full:
             table.vacuum(self.keep_hours)
             return table, set()
-        earlier = None if self.full else self._earlier(state, wanted)
-        if earlier is None:
+        read_days = None if self.full else self._read_days(state, new_state)
+        if read_days is None:
             days, replaced = set(self.source.files), None
         else:
-            days = replaced = self.source.changed_since(earlier)
+            days = replaced = self.source.changed_since(read_days)
         files = self._write(table, question.daily_query, days) if days else []
-        table.replace(replaced, files, wanted)
+        table.replace(replaced, files, new_state)
         table.vacuum(self.keep_hours)
         return table, days
 
-    def _earlier(self, state: AnswerState | None, wanted: AnswerState) -> MirroredDays | None:
+    def _read_days(self, state: AnswerState | None, new_state: AnswerState) -> MirroredDays | None:
         """Return the days that the table has read; None if all have to be read again."""
-        if state is None or (state.source, state.definition) != (wanted.source, wanted.definition):
+        if state is None or (state.source, state.definition) != (
+            new_state.source,
+            new_state.definition,
+        ):
             return None
         try:
             return MirroredDays.of(folder_of(self.path, EVENTS), state.version)
@@ -83,7 +86,7 @@ class Refresh:
 
 def _written_by_tasks(folder: str, table: MirrorTable, rows: DataFrame) -> list[MirrorFile]:
     def write(batches: Any) -> Any:
-        for file in _written(folder, table, (pa.Table.from_batches([one]) for one in batches)):
+        for file in _written(folder, table, (pa.Table.from_batches([batch]) for batch in batches)):
             line = orjson.dumps(asdict(file)).decode()
             yield pa.RecordBatch.from_pydict({"result": [line]}, schema=RESULT)
 
@@ -93,7 +96,7 @@ def _written_by_tasks(folder: str, table: MirrorTable, rows: DataFrame) -> list[
 
 def _written(folder: str, table: MirrorTable, batches: Iterator[pa.Table]) -> Iterator[MirrorFile]:
     """Write rows, which come in order of their days if they come in several parts."""
-    for rows in gathered(one.select(table.schema.names).cast(table.schema) for one in batches):
+    for rows in gathered(batch.select(table.schema.names).cast(table.schema) for batch in batches):
         yield from write_rows(folder, table, rows)
 
 
@@ -112,14 +115,14 @@ def run(
     source = MirroredDays.of(folder_of(path, EVENTS))
     refresh = Refresh(spark, path, folder, source, tasks, keep_hours, full)
     done: dict[str, tuple[DayTable, set[str]]] = {}
-    found = {}
+    mirror_answers = {}
     for question in questions:
         if question.daily not in done:
             done[question.daily] = refresh.table(question)
         table, read = done[question.daily]
         frames: dict[str, Any] = {question.daily: _frame(spark, table)}
         rows = spark.sql(question.query, **frames)
-        found[question.name] = MirrorAnswer(
+        mirror_answers[question.name] = MirrorAnswer(
             question.name,
             rows,
             source.version,
@@ -127,7 +130,7 @@ def run(
             len(read),
             len(source.paths(read)),
         )
-    return found
+    return mirror_answers
 
 
 def _frame(spark: SparkSession, table: DayTable) -> DataFrame:

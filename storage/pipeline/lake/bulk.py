@@ -59,11 +59,11 @@ class BulkTask:
                     is_new = pc.equal(rows.column("arrived"), rows.column("stream_ordering"))
                     readmitted = rows.filter(pc.invert(is_new)).column("event_nid").to_pylist()
                     yield orjson.dumps({"readmitted": readmitted}).decode()
-                    found = rows.filter(is_new)
+                    new_rows = rows.filter(is_new)
                 else:
-                    found = rows
-                if found.num_rows:
-                    for file in write_rows(self.folder, TABLES[self.table], found):
+                    new_rows = rows
+                if new_rows.num_rows:
+                    for file in write_rows(self.folder, TABLES[self.table], new_rows):
                         yield orjson.dumps({"file": asdict(file)}).decode()
 
     def _rows(self, conn: ArrowConnection, begin: int, end: int) -> Iterator[pa.Table]:
@@ -131,8 +131,8 @@ class MirrorTasks:
         def write(batches: Any) -> Any:
             for batch in batches:
                 for index in batch.column(0).to_pylist():
-                    found = list(work(*parts[index]))
-                    yield pa.RecordBatch.from_pydict({"result": found}, schema=RESULT)
+                    lines = list(work(*parts[index]))
+                    yield pa.RecordBatch.from_pydict({"result": lines}, schema=RESULT)
 
         frame = self.spark.range(0, len(parts), 1, max(len(parts), 1))
         with executor_errors():
@@ -143,11 +143,11 @@ def _results(lines: Iterable[str]) -> tuple[list[MirrorFile], list[int]]:
     files: list[MirrorFile] = []
     readmitted: list[int] = []
     for line in lines:
-        found = orjson.loads(line)
-        if "file" in found:
-            files.append(MirrorFile(**found["file"]))
+        result = orjson.loads(line)
+        if "file" in result:
+            files.append(MirrorFile(**result["file"]))
         else:
-            readmitted += found["readmitted"]
+            readmitted += result["readmitted"]
     return files, readmitted
 
 
@@ -167,71 +167,71 @@ PIECE: Final = 20_000
 
 @dataclass(slots=True)
 class MirrorChanges:
-    """The changes of a pass: ``gone`` are values of `arrived`, ``again`` nids to read again."""
+    """The changes of a pass: ``deleted`` are values of `arrived`, ``again`` nids to read again."""
 
-    gone: set[int] = field(default_factory=set)
+    deleted: set[int] = field(default_factory=set)
     again: set[int] = field(default_factory=set)
 
     def take(self, marks: pa.Table) -> None:
         """Read these rows again, in place of those that the table has."""
-        self.gone.update(marks.column("arrived").to_pylist())
+        self.deleted.update(marks.column("arrived").to_pylist())
         self.again.update(marks.column("event_nid").to_pylist())
 
     def drop(self, ours: pa.Table) -> None:
         """Delete these rows of the table."""
-        self.gone.update(ours.column("arrived").to_pylist())
+        self.deleted.update(ours.column("arrived").to_pylist())
 
     def add(self, other: "MirrorChanges") -> None:
-        self.gone |= other.gone
+        self.deleted |= other.deleted
         self.again |= other.again
 
 
 def compare_all(conn: ArrowConnection, lake: LakeTable, covered: Bounds) -> MirrorChanges:
     """Compare all events that the position of the table covers."""
-    found = MirrorChanges()
+    changes = MirrorChanges()
     for first, last, stored in marks_by_position(conn, covered, PIECE):
         ours = lake.within(MARKS.names, first, last)
         arrived = stored.column("arrived")
         keys = arrived.filter(pc.or_(pc.less(arrived, first), pc.greater(arrived, last)))
-        found.take(
+        changes.take(
             _differing(stored, pa.concat_tables([ours, lake.rows(MARKS.names, keys.to_pylist())]))
         )
         # The rest of ours is gone, or was readmitted: then it is stored at another position.
         rest = _missing(ours, stored)
-        moved = marks_of_events(conn, rest.column("event_nid").to_pylist(), covered)
-        moved = moved.filter(_is_in(moved, rest))
-        found.take(_differing(moved, rest))
-        found.drop(_missing(rest, moved))
-    return found
+        readmitted = marks_of_events(conn, rest.column("event_nid").to_pylist(), covered)
+        readmitted = readmitted.filter(_is_in(readmitted, rest))
+        changes.take(_differing(readmitted, rest))
+        changes.drop(_missing(rest, readmitted))
+    return changes
 
 
 def compare_rooms(
     conn: ArrowConnection, lake: LakeTable, room_nids: Collection[int], covered: Bounds
 ) -> MirrorChanges:
     """Compare the events of these rooms; those of a room that is not stored are gone."""
-    found = MirrorChanges()
+    changes = MirrorChanges()
     for rooms, stored in marks_of_rooms(conn, sorted(room_nids), covered, PIECE):
-        wanted = pa.array(rooms, pa.int64())
+        nids = pa.array(rooms, pa.int64())
         parts = [
-            part.filter(pc.is_in(part.column("room_nid"), value_set=wanted)).select(MARKS.names)
+            part.filter(pc.is_in(part.column("room_nid"), value_set=nids)).select(MARKS.names)
             for part in lake.parts(["room_nid", *MARKS.names])
         ]
         ours = pa.concat_tables([MARKS.empty_table(), *parts])
-        found.take(_differing(stored, ours))
-        found.drop(_missing(ours, stored))
-    return found
+        changes.take(_differing(stored, ours))
+        changes.drop(_missing(ours, stored))
+    return changes
 
 
 def _differing(stored: pa.Table, ours: pa.Table) -> pa.Table:
     """Return the stored events that are not among ours with the same digest."""
     arrived, digest = (ours.column(name).to_numpy() for name in ("arrived", "digest"))
     order = np.argsort(arrived)
-    wanted = stored.column("arrived").to_numpy()
-    at = np.searchsorted(arrived, wanted, sorter=order)
+    positions = stored.column("arrived").to_numpy()
+    at = np.searchsorted(arrived, positions, sorter=order)
     same = at < len(order)
-    found = order[at[same]]
-    same[same] = (arrived[found] == wanted[same]) & (
-        digest[found] == stored.column("digest").to_numpy()[same]
+    matches = order[at[same]]
+    same[same] = (arrived[matches] == positions[same]) & (
+        digest[matches] == stored.column("digest").to_numpy()[same]
     )
     return stored.filter(pa.array(~same))
 
@@ -274,23 +274,23 @@ def swept_rooms(
         if all_again:
             yield stored.column("room_nid").to_numpy()
         else:
-            known = rooms.within(NUMBERS, piece.start, piece.stop - 1)
-            yield _swept_differences(stored, known, piece).column("room_nid").to_numpy()
+            mirrored = rooms.within(NUMBERS, piece.start, piece.stop - 1)
+            yield _swept_differences(stored, mirrored, piece).column("room_nid").to_numpy()
 
 
-def gone_rooms(conn: ArrowConnection, lake: LakeTable) -> set[int]:
+def deleted_rooms(conn: ArrowConnection, lake: LakeTable) -> set[int]:
     """Return the rooms of a table that are not stored any more."""
     first, last = room_numbers(conn)
     is_stored = np.zeros(last - first + 1, dtype=np.bool_)
     for _, stored in _pieces(conn):
         is_stored[stored.column("room_nid").to_numpy() - first] = True
-    found: set[int] = set()
+    room_nids: set[int] = set()
     for part in lake.parts(["room_nid"]):
         numbers = np.unique(part.column("room_nid").to_numpy())
-        known = (numbers >= first) & (numbers <= last)
-        known[known] = is_stored[numbers[known] - first]
-        found.update(numbers[~known].tolist())
-    return found
+        is_kept = (numbers >= first) & (numbers <= last)
+        is_kept[is_kept] = is_stored[numbers[is_kept] - first]
+        room_nids.update(numbers[~is_kept].tolist())
+    return room_nids
 
 
 def _pieces(conn: ArrowConnection) -> Iterator[tuple[range, pa.Table]]:
@@ -301,11 +301,11 @@ def _pieces(conn: ArrowConnection) -> Iterator[tuple[range, pa.Table]]:
         yield piece, room_versions(conn, piece)
 
 
-def _swept_differences(stored: pa.Table, known: pa.Table, piece: range) -> pa.Table:
+def _swept_differences(stored: pa.Table, mirrored: pa.Table, piece: range) -> pa.Table:
     """Return the stored rooms of a piece that are not known with the same numbers."""
     ours, theirs = (
         np.column_stack([column.to_numpy() for column in one.select(NUMBERS).columns])
-        for one in (known, stored)
+        for one in (mirrored, stored)
     )
     numbers = np.full((len(piece), 2), -1, dtype=np.int64)  # no number of a room is negative
     numbers[ours[:, 0] - piece.start] = ours[:, 1:]

@@ -64,14 +64,14 @@ class MirrorFile:
 
     def stats(self, key: str) -> str:
         """Return the statistics of the log: the number of rows, and the range of the key."""
-        found: dict[str, Any] = {"numRecords": self.rows}
+        statistics: dict[str, Any] = {"numRecords": self.rows}
         if key:
-            found |= {
+            statistics |= {
                 "minValues": {key: self.first},
                 "maxValues": {key: self.last},
                 "nullCount": {key: 0},
             }
-        return json.dumps(found)
+        return json.dumps(statistics)
 
 
 @contextmanager
@@ -99,21 +99,21 @@ def write_rows(folder: str, table: MirrorTable, rows: pa.Table) -> Iterator[Mirr
 
 def gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yield the rows of these tables in tables of about a file each; nothing for no rows."""
-    held: list[pa.Table] = []
+    waiting: list[pa.Table] = []
     for table in tables:
-        held += [table] if table.num_rows else []
-        rows, size = (sum(getattr(one, what) for one in held) for what in ("num_rows", "nbytes"))
+        waiting += [table] if table.num_rows else []
+        rows, size = (sum(getattr(one, what) for one in waiting) for what in ("num_rows", "nbytes"))
         if rows >= FILE_ROWS or size >= FILE_BYTES:
-            yield pa.concat_tables(held)
-            held.clear()
-    if held:
-        yield pa.concat_tables(held)
+            yield pa.concat_tables(waiting)
+            waiting.clear()
+    if waiting:
+        yield pa.concat_tables(waiting)
 
 
 def read_file(folder: str, table: MirrorTable, path: str, columns: list[str]) -> pa.Table:
     """Return some columns of a file. ``path``: below the folder."""
-    wanted = pa.schema([table.schema.field(one) for one in columns])
-    return pa.concat_tables([wanted.empty_table(), *file_parts(folder, table, path, columns)])
+    schema = pa.schema([table.schema.field(name) for name in columns])
+    return pa.concat_tables([schema.empty_table(), *file_parts(folder, table, path, columns)])
 
 
 def file_parts(
@@ -121,7 +121,7 @@ def file_parts(
 ) -> Iterator[pa.Table]:
     """Yield the same in parts of at most `PART_ROWS`."""
     where, inner = opened(folder)
-    wanted = pa.schema([table.schema.field(one) for one in columns])
+    schema = pa.schema([table.schema.field(name) for name in columns])
     day = path.partition("/")[0].removeprefix("day=")
     with where.open_input_file(f"{inner}/{path}") as file:
         parts = pq.ParquetFile(file, pre_buffer=True).iter_batches(
@@ -132,15 +132,15 @@ def file_parts(
             if "day" in columns:
                 days = pa.repeat(pa.scalar(date.fromisoformat(day), pa.date32()), part.num_rows)
                 part = part.append_column("day", days)
-            yield part.select(columns).cast(wanted)
+            yield part.select(columns).cast(schema)
 
 
 def _by_day(rows: pa.Table) -> list[tuple[str | None, pa.Table]]:
     days = rows.column("day")
-    found = sorted(pc.unique(days).to_pylist())
+    sorted_days = sorted(pc.unique(days).to_pylist())
     return [
-        (day.isoformat(), rows if len(found) == 1 else rows.filter(pc.equal(days, day)))
-        for day in found
+        (day.isoformat(), rows if len(sorted_days) == 1 else rows.filter(pc.equal(days, day)))
+        for day in sorted_days
     ]
 
 
@@ -183,14 +183,22 @@ Merge = Callable[[str, MirrorTable, Sequence[Sequence[MirrorFile]]], list[Mirror
 
 def groups_to_merge(files: Iterable[MirrorFile]) -> list[list[MirrorFile]]:
     """Return groups of small files, of two or more, each to become one file of its day."""
-    found: list[list[MirrorFile]] = []
+    groups: list[list[MirrorFile]] = []
     small = [file for file in files if file.size < COMPACT_BYTES and file.rows < FILE_ROWS]
-    for file in sorted(small, key=lambda one: (one.day or "", one.first, one.last, one.path)):
-        if found and _is_one_file([*found[-1], file]):
-            found[-1].append(file)
+    for file in sorted(
+        small,
+        key=lambda small_file: (
+            small_file.day or "",
+            small_file.first,
+            small_file.last,
+            small_file.path,
+        ),
+    ):
+        if groups and _is_one_file([*groups[-1], file]):
+            groups[-1].append(file)
         else:
-            found.append([file])
-    return [group for group in found if len(group) > 1]
+            groups.append([file])
+    return [group for group in groups if len(group) > 1]
 
 
 def merged(folder: str, table: MirrorTable, paths: Iterable[str]) -> Iterator[MirrorFile]:
@@ -280,8 +288,8 @@ class LakeTable:
         """
         if self._delta.transaction_version(APPLICATION) is None:
             return None
-        if (found := last_metadata(self._delta, MIRROR)) is not None:
-            return MirrorState(found["position"], found["erased"])
+        if (metadata := last_metadata(self._delta, MIRROR)) is not None:
+            return MirrorState(metadata["position"], metadata["erased"])
         raise InputError(
             f"{self.folder}: the log has lost the position of the mirror: mirror into a new folder"
         )
@@ -290,17 +298,19 @@ class LakeTable:
         if keys is None:
             return self._chosen(columns, self._files_with(None), None)
         ordered = _key_array(keys)
-        wanted = pa.array(ordered, pa.int64())
+        key_values = pa.array(ordered, pa.int64())
         files = self._files_with(ordered)
-        return self._chosen(columns, files, lambda found: pc.is_in(found, value_set=wanted))
+        return self._chosen(columns, files, lambda column: pc.is_in(column, value_set=key_values))
 
     def within(self, columns: list[str], first: int, last: int) -> pa.Table:
         """Return columns of the rows with keys from ``first`` to ``last``; the key is a column."""
-        files = [one for one in self._files_with(None) if one.first <= last and one.last >= first]
+        files = [
+            file for file in self._files_with(None) if file.first <= last and file.last >= first
+        ]
         return self._chosen(
             columns,
             files,
-            lambda found: pc.and_(pc.greater_equal(found, first), pc.less_equal(found, last)),
+            lambda column: pc.and_(pc.greater_equal(column, first), pc.less_equal(column, last)),
         )
 
     def parts(self, columns: list[str]) -> Iterator[pa.Table]:
@@ -315,28 +325,28 @@ class LakeTable:
         choose: Callable[[pa.ChunkedArray], pa.ChunkedArray] | None,
     ) -> pa.Table:
         """Return the rows of these files that ``choose`` accepts by their keys."""
-        found = [pa.schema([self.table.schema.field(name) for name in columns]).empty_table()]
+        tables = [pa.schema([self.table.schema.field(name) for name in columns]).empty_table()]
         for file in files:
             parts = file_parts(self.folder, self.table, file.path, columns)
-            found += [
+            tables += [
                 part if choose is None else part.filter(choose(part.column(self.table.key)))
                 for part in parts
             ]
-        return pa.concat_tables(found)
+        return pa.concat_tables(tables)
 
     def commit(
         self,
         added: Iterable[pa.Table | MirrorFile],
         state: MirrorState,
-        gone: Keys = (),
+        deleted: Keys = (),
     ) -> None:
-        """Add rows, after deleting those with a key in ``gone``, and set the state, in one commit.
+        """Delete the rows with a key in ``deleted``, add rows and set the state, in one commit.
 
         Raise `StorageError` if another process has written meanwhile.
         """
         files: list[MirrorFile] = []
         removed: list[MirrorFile] = []
-        for file, kept in self._without(gone) if len(gone) else ():
+        for file, kept in self._without(deleted) if len(deleted) else ():
             removed.append(file)
             if kept.num_rows:
                 files += write_rows(self.folder, self.table, kept)
@@ -376,13 +386,13 @@ class LakeTable:
             return []
         return vacuum(self._delta, self.table, keep_hours, state.metadata())
 
-    def _without(self, gone: Keys) -> Iterable[tuple[MirrorFile, pa.Table]]:
+    def _without(self, deleted: Keys) -> Iterable[tuple[MirrorFile, pa.Table]]:
         """Yield the files that have rows with these keys, with their other rows."""
-        keys = _key_array(gone)
-        wanted = pa.array(keys, pa.int64())
+        keys = _key_array(deleted)
+        values = pa.array(keys, pa.int64())
         for file in self._files_with(keys):
-            found = read_file(self.folder, self.table, file.path, [self.table.key])
-            going = pc.is_in(found.column(0), value_set=wanted)
+            key_columns = read_file(self.folder, self.table, file.path, [self.table.key])
+            going = pc.is_in(key_columns.column(0), value_set=values)
             if pc.any(going).as_py():
                 rows = read_file(self.folder, self.table, file.path, self.table.schema.names)
                 yield file, rows.filter(pc.invert(going))
@@ -418,8 +428,8 @@ def folder_of(root: str, table: MirrorTable) -> str:
     if "://" in folder:
         return folder
     path = os.path.abspath(folder)  # noqa: PTH100  # a text: the other form is a URL
-    if found := MISREAD.intersection(path):
-        raise InputError(f"{path}: no part of the path may have {' or '.join(sorted(found))}")
+    if misread := MISREAD.intersection(path):
+        raise InputError(f"{path}: no part of the path may have {' or '.join(sorted(misread))}")
     return path
 
 
@@ -460,8 +470,8 @@ def last_metadata(delta: DeltaTable, key: str) -> Any:
     """Return the value of this key in the metadata of the last commit that has it, or None."""
     for limit in (1, 20, None):
         for commit in delta.history(limit):
-            if (found := commit.get(key)) is not None:
-                return found
+            if (value := commit.get(key)) is not None:
+                return value
     return None
 
 
@@ -576,9 +586,9 @@ def created(folder: str, table: MirrorTable, deployment: str, keep_hours: int) -
 
 def keep_log(delta: DeltaTable, keep_hours: int) -> None:
     """Let the log of a table stay so long, if it says less: its versions are read by the log."""
-    said = delta.metadata().configuration.get(LOG_RETENTION, "")
-    found = re.fullmatch("interval ([0-9]+) hours", said)
-    if found is not None and int(found[1]) < keep_hours:
+    interval = delta.metadata().configuration.get(LOG_RETENTION, "")
+    hours = re.fullmatch("interval ([0-9]+) hours", interval)
+    if hours is not None and int(hours[1]) < keep_hours:
         with written_below(delta.table_uri, DeltaError):
             delta.alter.set_table_properties(_retention(keep_hours))
 
@@ -590,19 +600,19 @@ def _retention(keep_hours: int) -> dict[str, str]:
 
 def _check(folder: str, delta: DeltaTable, deployment: str) -> None:
     try:
-        given: Mapping[str, Any] = json.loads(delta.metadata().description or "{}")
+        description: Mapping[str, Any] = json.loads(delta.metadata().description or "{}")
     except ValueError:
-        given = {}
-    if given.get("application") != APPLICATION:
+        description = {}
+    if description.get("application") != APPLICATION:
         raise InputError(f"{folder} is no table of a mirror: another program has made it")
-    if given.get("schema_version") != SCHEMA_VERSION:
+    if description.get("schema_version") != SCHEMA_VERSION:
         raise InputError(
-            f"{folder} has version {given.get('schema_version')} of the mirror's schema, this"
+            f"{folder} has version {description.get('schema_version')} of the mirror's schema, this"
             f" release has {SCHEMA_VERSION}: mirror into a new folder"
         )
-    if given.get("deployment") != deployment:
+    if description.get("deployment") != deployment:
         raise InputError(
-            f"{folder} mirrors the database {given.get('deployment')}, not {deployment}:"
+            f"{folder} mirrors the database {description.get('deployment')}, not {deployment}:"
             " mirror into a new folder"
         )
 

@@ -26,7 +26,7 @@ from storage.pipeline.lake.bulk import (
     RoomNumbers,
     compare_all,
     compare_rooms,
-    gone_rooms,
+    deleted_rooms,
     swept_rooms,
 )
 from storage.pipeline.lake.delta_table import LakeTable, MirrorFile, MirrorState, gathered
@@ -82,17 +82,17 @@ class EventPass:
 
     def changes(self, rooms: LakeTable, *, compare: bool) -> MirrorChanges:
         """Return what changed of rows that the table has. ``compare``: compare all rooms."""
-        found = MirrorChanges()
+        changes = MirrorChanges()
         covered = between(self.conn, SyncToken(), self.start)
         facts = change_facts(self.conn, cache_bounds(self.conn, self.start, self.end))
         nids = nids_of(self.conn, sorted(facts.event_ids))
-        found.take(marks_of_events(self.conn, nids, covered))
+        changes.take(marks_of_events(self.conn, nids, covered))
         if compare:
-            found.add(compare_all(self.conn, self.lake, covered))
+            changes.add(compare_all(self.conn, self.lake, covered))
         else:
-            found.add(self._compared(rooms, facts, covered))
-        self._erased(found, covered)
-        return found
+            changes.add(self._compared(rooms, facts, covered))
+        self._erased(changes, covered)
+        return changes
 
     def commit(self, changes: MirrorChanges, position: str, bulk: MirrorTasks) -> tuple[int, int]:
         """Commit the pass; return the numbers of rows that were read, and deleted or replaced."""
@@ -104,24 +104,24 @@ class EventPass:
             written, new = bulk.events(window, self.lake.folder)
         nids = [*new, *sorted(changes.again - set(new))]
         for table in gathered(event_rows(self.conn, nids)):
-            changes.gone.update(_readmitted(table))
+            changes.deleted.update(_readmitted(table))
             written += self.lake.write(table)
         state = MirrorState(position, erased_digest(self.conn))
-        self.lake.commit(written, state, changes.gone)
-        return sum(file.rows for file in written), len(changes.gone)
+        self.lake.commit(written, state, changes.deleted)
+        return sum(file.rows for file in written), len(changes.deleted)
 
     def _compared(self, rooms: LakeTable, facts: ChangeFacts, covered: Bounds) -> MirrorChanges:
         """Compare the events of rooms that a purge, a repair or a rebuild has changed."""
-        wanted = room_nids(self.conn, facts.replaced)
+        nids = room_nids(self.conn, facts.replaced)
         if facts.everywhere:
-            wanted |= gone_rooms(self.conn, self.lake)
+            nids |= deleted_rooms(self.conn, self.lake)
             for some in swept_rooms(self.conn, rooms, self.start, every=False):
-                wanted.update(some.tolist())
-                if len(wanted) > MANY_ROOMS:
+                nids.update(some.tolist())
+                if len(nids) > MANY_ROOMS:
                     return compare_all(self.conn, self.lake, covered)
-        return compare_rooms(self.conn, self.lake, wanted, covered)
+        return compare_rooms(self.conn, self.lake, nids, covered)
 
-    def _erased(self, found: MirrorChanges, covered: Bounds) -> None:
+    def _erased(self, changes: MirrorChanges, covered: Bounds) -> None:
         """Read the events again of senders who were erased since, or are no longer."""
         if self.erased_before == erased_digest(self.conn):
             return
@@ -130,7 +130,7 @@ class EventPass:
             now = pc.is_in(part.column("sender"), value_set=names)
             changed = part.filter(pc.not_equal(now, part.column("erased")))
             nids = changed.column("event_nid").to_pylist()
-            found.take(marks_of_events(self.conn, nids, covered))
+            changes.take(marks_of_events(self.conn, nids, covered))
 
 
 def erased_digest(conn: ArrowConnection) -> str:
@@ -142,10 +142,10 @@ def erased_digest(conn: ArrowConnection) -> str:
 def _readmitted(table: pa.Table) -> list[int]:
     """Return where readmitted events arrived: the table may have them as they were refused."""
     arrived = table.column("arrived")
-    found: list[int] = arrived.filter(
+    positions: list[int] = arrived.filter(
         pc.not_equal(arrived, table.column("stream_ordering"))
     ).to_pylist()
-    return found
+    return positions
 
 
 def _window(conn: ArrowConnection, window: Bounds) -> Iterable[list[int]]:
@@ -184,41 +184,41 @@ class RoomPass:
             files = bulk.rooms(self.lake, *room_numbers(self.conn), every)
             self.lake.commit(files, state)
             return sum(file.rows for file in files), 0
-        gone: list[RoomNumbers] = []
-        added = self._changes(rooms, self.start, gone, compare=compare)
+        deleted: list[RoomNumbers] = []
+        added = self._changes(rooms, self.start, deleted, compare=compare)
         files = [file for table in gathered(added) for file in self.lake.write(table)]
-        replaced = np.unique(np.concatenate([NONE, *gone]))
+        replaced = np.unique(np.concatenate([NONE, *deleted]))
         self.lake.commit(files, state, replaced)
         return sum(file.rows for file in files), len(replaced)
 
     def _changes(
-        self, rooms: LakeTable, start: SyncToken, gone: list[RoomNumbers], *, compare: bool
+        self, rooms: LakeTable, start: SyncToken, deleted: list[RoomNumbers], *, compare: bool
     ) -> Iterator[pa.Table]:
-        """Yield the rows to add; append the rooms whose rows go, or are replaced, to ``gone``."""
+        """Yield the rows to add; append the rooms with removed or replaced rows to ``deleted``."""
         window = between(self.conn, start, self.end)
         facts = change_facts(self.conn, cache_bounds(self.conn, start, self.end))
         new, again = self._named(facts, window)
-        yield from self._compared(again, gone)
+        yield from self._compared(again, deleted)
         if facts.everywhere or compare:
-            gone.append(_numbers(gone_rooms(self.conn, self.lake)))
+            deleted.append(_numbers(deleted_rooms(self.conn, self.lake)))
             sums: RoomSums | None = None
             for some in swept_rooms(self.conn, rooms, start, every=compare):
-                wanted = np.setdiff1d(some, again)
-                if sums is None and len(wanted) > TOGETHER:
+                others = np.setdiff1d(some, again)
+                if sums is None and len(others) > TOGETHER:
                     sums = self._sums()
-                yield from self._compared(wanted, gone, sums)
+                yield from self._compared(others, deleted, sums)
                 new = np.setdiff1d(new, some)
         for at in range(0, len(new), TOGETHER):
             yield room_rows(self.conn, self.lake.table, new[at : at + TOGETHER].tolist(), window)
 
     def _named(self, facts: ChangeFacts, window: Bounds) -> tuple[RoomNumbers, RoomNumbers]:
         """Return the rooms whose new rows are appended, and those that are compared."""
-        found = changed_rooms(self.conn, window)
+        rooms = changed_rooms(self.conn, window)
         states = _numbers(room_nids(self.conn, facts.states))
         again = _numbers(room_nids(self.conn, facts.replaced))
         if self.lake.table not in (STATE_CHANGES, ROOMS):
-            found = found.filter(pc.field("stateful"))
-        changed = np.union1d(found.column("room_nid").to_numpy(), states)
+            rooms = rooms.filter(pc.field("stateful"))
+        changed = np.union1d(rooms.column("room_nid").to_numpy(), states)
         if self.lake.table is STATE_CHANGES:
             return np.setdiff1d(changed, again), again
         return NONE, np.union1d(changed, again)
@@ -229,25 +229,25 @@ class RoomPass:
         return RoomSums.of(*room_numbers(self.conn), parts)
 
     def _compared(
-        self, wanted: RoomNumbers, gone: list[RoomNumbers], sums: RoomSums | None = None
+        self, rooms: RoomNumbers, deleted: list[RoomNumbers], sums: RoomSums | None = None
     ) -> Iterator[pa.Table]:
-        """Yield the rows of the rooms among these whose rows differ; append them to ``gone``.
+        """Yield the rows of the rooms among these whose rows differ; append them to ``deleted``.
 
-        ``wanted`` are in order. With the ``sums`` of the table no file is read again for each part.
+        ``rooms`` are in order. With the ``sums`` of the table no file is read again for each part.
         """
         every = between(self.conn, SyncToken(), self.end)
         names = self.lake.table.schema.names
-        for at in range(0, len(wanted), TOGETHER):
-            some = wanted[at : at + TOGETHER].tolist()
+        for at in range(0, len(rooms), TOGETHER):
+            some = rooms[at : at + TOGETHER].tolist()
             theirs = room_rows(self.conn, self.lake.table, some, every)
             ours = sums or RoomSums.of(some[0], some[-1], [self.lake.rows(names, some)])
             differing = ours.differing(some, theirs)
-            gone.append(_numbers(differing))
+            deleted.append(_numbers(differing))
             yield _of_rooms(theirs, differing)
 
 
-def _numbers(found: Collection[int]) -> RoomNumbers:
-    return np.fromiter(sorted(found), np.int64, len(found))
+def _numbers(nids: Collection[int]) -> RoomNumbers:
+    return np.fromiter(sorted(nids), np.int64, len(nids))
 
 
 def _of_rooms(table: pa.Table, room_nids_: Collection[int]) -> pa.Table:

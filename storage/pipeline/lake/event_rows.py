@@ -195,8 +195,8 @@ def marks_of_rooms(
     marks = MARKS.empty_table()
     for start in range(0, len(room_nids), ROOMS_PER_STATEMENT):
         some = list(room_nids[start : start + ROOMS_PER_STATEMENT])
-        found = conn.table(SQL_MARKS_OF_ROOMS, *covered.columns(), some).cast(MARKS)
-        rooms, marks = [*rooms, *some], pa.concat_tables([marks, found])
+        new_marks = conn.table(SQL_MARKS_OF_ROOMS, *covered.columns(), some).cast(MARKS)
+        rooms, marks = [*rooms, *some], pa.concat_tables([marks, new_marks])
         if marks.num_rows >= size:
             yield rooms, marks
             rooms, marks = [], MARKS.empty_table()
@@ -224,8 +224,8 @@ def marks_by_position(
 def nids_of(conn: ArrowConnection, event_ids: Sequence[str]) -> list[int]:
     if not event_ids:
         return []
-    found: list[int] = conn.table(SQL_NIDS_OF_IDS, list(event_ids)).column(0).to_pylist()
-    return found
+    nids: list[int] = conn.table(SQL_NIDS_OF_IDS, list(event_ids)).column(0).to_pylist()
+    return nids
 
 
 def erased_names(conn: ArrowConnection) -> list[str]:
@@ -249,8 +249,8 @@ def _pruned(table: pa.Table) -> pa.Table:
         redacted_bytes(raw, version) if one else raw
         for raw, version, one in zip(bytes_of, versions, pruned, strict=True)
     ]
-    place = table.schema.get_field_index("pdu")
-    return table.set_column(place, "pdu", pa.array(kept, pa.binary()))
+    index = table.schema.get_field_index("pdu")
+    return table.set_column(index, "pdu", pa.array(kept, pa.binary()))
 
 
 def redacted_bytes(raw: bytes, room_version: str) -> bytes | None:
@@ -304,21 +304,21 @@ class MirroredDays:
             raise InputError(
                 f"{folder}: the mirror has no such table or version: {error}"
             ) from error
-        found: dict[str, set[str]] = {}
+        paths_of_days: dict[str, set[str]] = {}
         rows: Counter[str] = Counter()
         for row in _actions(delta):
             day = str(row["partition.day"])
-            found.setdefault(day, set()).add(row["path"])
+            paths_of_days.setdefault(day, set()).add(row["path"])
             rows[day] += row["num_records"]
-        days = {day: frozenset(paths) for day, paths in sorted(found.items())}
+        days = {day: frozenset(paths) for day, paths in sorted(paths_of_days.items())}
         return cls(str(delta.metadata().id), delta.version(), days, rows)
 
-    def changed_since(self, earlier: Self) -> set[str]:
+    def changed_since(self, previous: Self) -> set[str]:
         """Return the days whose files are not the same as at an earlier version."""
         return {
             day
-            for day in {*self.files, *earlier.files}
-            if self.files.get(day) != earlier.files.get(day)
+            for day in {*self.files, *previous.files}
+            if self.files.get(day) != previous.files.get(day)
         }
 
     def paths(self, days: Collection[str]) -> list[str]:
@@ -350,8 +350,8 @@ class DayTable:
 
     def state(self) -> AnswerState | None:
         """Return what the table was made of; None if it is new, or the log does not know it."""
-        found = last_metadata(self._delta, ANSWER)
-        return None if found is None else AnswerState(**found)
+        metadata = last_metadata(self._delta, ANSWER)
+        return None if metadata is None else AnswerState(**metadata)
 
     def paths(self) -> list[str]:
         """Return the files of the table, below its folder."""

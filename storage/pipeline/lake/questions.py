@@ -122,7 +122,7 @@ class Question:
 
 
 def _questions() -> dict[str, Question]:
-    found = {}
+    questions = {}
     for name, daily in (
         ("activity", "daily_senders"),
         ("retention", "daily_senders"),
@@ -135,14 +135,14 @@ def _questions() -> dict[str, Question]:
         ("growth", "daily_senders"),
     ):
         query = _text(name)
-        found[name] = Question(name, _about(query), daily, query, _text(daily))
-    return found
+        questions[name] = Question(name, _about(query), daily, query, _text(daily))
+    return questions
 
 
 def _about(query: str) -> str:
     """Return the comment at the beginning of a query."""
-    said = itertools.takewhile(lambda line: line.startswith("-- "), query.splitlines())
-    return " ".join(line.removeprefix("-- ") for line in said)
+    comments = itertools.takewhile(lambda line: line.startswith("-- "), query.splitlines())
+    return " ".join(line.removeprefix("-- ") for line in comments)
 
 
 def _text(name: str) -> str:
@@ -161,8 +161,8 @@ def chosen_questions(names: tuple[str, ...]) -> tuple[Question, ...]:
             f"there is no question {', '.join(unknown) or 'without a name'}:"
             f" give all, or some of {', '.join(QUESTIONS)}"
         )
-    wanted = set(QUESTIONS) if "all" in names else set(names)
-    return tuple(question for name, question in QUESTIONS.items() if name in wanted)
+    chosen = set(QUESTIONS) if "all" in names else set(names)
+    return tuple(question for name, question in QUESTIONS.items() if name in chosen)
 
 
 def definition(query: str) -> str:

@@ -127,12 +127,12 @@ def room_rows(
     parts = []
     for start in range(0, len(room_nids), ROOMS_PER_STATEMENT):
         some = list(room_nids[start : start + ROOMS_PER_STATEMENT])
-        found = (
+        rows = (
             conn.table(SQL_STATE_CHANGES, some, *within.columns(), within.after)
             if table is STATE_CHANGES
             else conn.table(STATEMENTS[table.name], some)
         )
-        parts.append(found.select(table.schema.names).cast(table.schema))
+        parts.append(rows.select(table.schema.names).cast(table.schema))
     return pa.concat_tables(parts) if parts else table.schema.empty_table()
 
 
@@ -172,26 +172,26 @@ class RoomSums:
     @classmethod
     def of(cls, first: int, last: int, parts: Iterable[pa.Table]) -> Self:
         """Return the sums of these rows. Rows of other rooms are left out."""
-        found = cls(first, last)
+        sums = cls(first, last)
         for part in parts:
-            found._add(part)
-        return found
+            sums._add(part)
+        return sums
 
     def differing(self, room_nids: list[int], rows: pa.Table) -> set[int]:
         if not room_nids:
             return set()
         others = RoomSums.of(min(room_nids), max(room_nids), [rows])
-        wanted = np.asarray(room_nids, np.int64)
-        differ = self.at(wanted) != others.at(wanted)
-        return set(wanted[differ].tolist())
+        nids = np.asarray(room_nids, np.int64)
+        differ = self.at(nids) != others.at(nids)
+        return set(nids[differ].tolist())
 
     def at(self, room_nids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
         return self._sums[room_nids - self._first]
 
     def _add(self, rows: pa.Table) -> None:
         numbers = rows.column(KEY).to_numpy() - self._first
-        known = (numbers >= 0) & (numbers < len(self._sums))
-        np.add.at(self._sums, numbers[known], _hashes(rows)[known])
+        is_inside = (numbers >= 0) & (numbers < len(self._sums))
+        np.add.at(self._sums, numbers[is_inside], _hashes(rows)[is_inside])
 
 
 def _hashes(rows: pa.Table) -> npt.NDArray[np.uint64]:

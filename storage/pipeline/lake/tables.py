@@ -145,8 +145,8 @@ def chosen_tables(names: tuple[str, ...]) -> tuple[MirrorTable, ...]:
             f"a mirror has no table {', '.join(unknown) or 'without a name'}:"
             f" give all, or some of {', '.join(TABLES)}"
         )
-    wanted = set(TABLES) if "all" in names else {*names, ROOMS.name}
-    return tuple(table for name, table in TABLES.items() if name in wanted)
+    chosen = set(TABLES) if "all" in names else {*names, ROOMS.name}
+    return tuple(table for name, table in TABLES.items() if name in chosen)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -172,8 +172,8 @@ def current_position(conn: ArrowConnection) -> SyncToken:
         writers[row["stream_name"]][row["instance_name"]] = row["stream_id"]
     return SyncToken.of(
         {
-            name: VectorPosition.of(min(found.values(), default=0), found)
-            for name, found in writers.items()
+            name: VectorPosition.of(min(positions.values(), default=0), positions)
+            for name, positions in writers.items()
         }
     )
 
@@ -188,15 +188,15 @@ class CacheBounds(NamedTuple):
 
 def cache_bounds(conn: ArrowConnection, start: SyncToken, end: SyncToken) -> CacheBounds:
     """Return the facts of "caches" that ``end`` covers and ``start`` does not."""
-    found = CacheBounds([], [], [])
+    bounds = CacheBounds([], [], [])
     for row in conn.rows(SQL_WRITER_NIDS):
         after, upto = (
             position_of(token, "caches").position(row["instance_name"]) for token in (start, end)
         )
         if upto > after:
-            for column, value in zip(found, (row["writer_nid"], after, upto), strict=True):
+            for column, value in zip(bounds, (row["writer_nid"], after, upto), strict=True):
                 column.append(value)
-    return found
+    return bounds
 
 
 # --------------------------------------------------------------------------------------------------
@@ -253,13 +253,13 @@ class ChangeFacts:
 
 
 def change_facts(conn: ArrowConnection, bounds: CacheBounds) -> ChangeFacts:
-    found = ChangeFacts()
+    facts = ChangeFacts()
     if not bounds.writer_nids:
-        return found
+        return facts
     for row in conn.rows(SQL_CHANGE_FACTS, *bounds, min(bounds.after), max(bounds.upto)):
         keys = None if row["keys"] is None else orjson.loads(row["keys"])
-        found.take(row["cache_name"], keys, row["instance_name"])
-    return found
+        facts.take(row["cache_name"], keys, row["instance_name"])
+    return facts
 
 
 def room_nids(conn: ArrowConnection, room_ids: set[str]) -> set[int]:

@@ -67,7 +67,7 @@ SELECT e.event_nid
 FROM unnest($25::text[]) AS wanted (event_id)
 CROSS JOIN LATERAL (SELECT * FROM events WHERE event_id = wanted.event_id OFFSET 0) AS e
 """
-PART_WANTED: Final[LiteralString] = """
+PART_FILTERED: Final[LiteralString] = """
 LEFT JOIN unnest($1::bigint[], $2::bool[], $3::bigint[], $4::bigint[]) AS b (writer_nid, backfilled,
     after_id, upto_id)
     ON b.writer_nid = e.writer_nid AND b.backfilled = e.backfilled
@@ -135,25 +135,25 @@ TEMPLATE_NIDS: Final[LiteralString] = """
 """
 
 SQL_NIDS_BY_NUMBER: Final[LiteralString] = fill(
-    TEMPLATE_NIDS, events=PART_EVENTS, wanted=PART_WANTED, by=PART_BY_NUMBER
+    TEMPLATE_NIDS, events=PART_EVENTS, wanted=PART_FILTERED, by=PART_BY_NUMBER
 )
 SQL_NIDS_BY_POSITION: Final[LiteralString] = fill(
-    TEMPLATE_NIDS, events=PART_EVENTS, wanted=PART_WANTED, by=PART_BY_POSITION
+    TEMPLATE_NIDS, events=PART_EVENTS, wanted=PART_FILTERED, by=PART_BY_POSITION
 )
 SQL_NIDS_BY_RECEIPT: Final[LiteralString] = fill(
-    TEMPLATE_NIDS, events=PART_EVENTS_OF_PERIOD, wanted=PART_WANTED, by=PART_BY_RECEIPT
+    TEMPLATE_NIDS, events=PART_EVENTS_OF_PERIOD, wanted=PART_FILTERED, by=PART_BY_RECEIPT
 )
 SQL_OUTLIER_NIDS: Final[LiteralString] = fill(
-    TEMPLATE_NIDS, events=PART_EVENTS, wanted=PART_WANTED, by=PART_OUTLIERS_BY_ROOM
+    TEMPLATE_NIDS, events=PART_EVENTS, wanted=PART_FILTERED, by=PART_OUTLIERS_BY_ROOM
 )
 SQL_NIDS_BY_ROOM: Final[LiteralString] = fill(
-    TEMPLATE_NIDS, events=PART_EVENTS_OF_ROOMS, wanted=PART_WANTED, by=PART_BY_ROOM
+    TEMPLATE_NIDS, events=PART_EVENTS_OF_ROOMS, wanted=PART_FILTERED, by=PART_BY_ROOM
 )
 SQL_NIDS_BY_ROOM_NUMBER: Final[LiteralString] = fill(
-    TEMPLATE_NIDS, events=PART_EVENTS_OF_ROOMS, wanted=PART_WANTED, by=PART_BY_ROOM_NUMBER
+    TEMPLATE_NIDS, events=PART_EVENTS_OF_ROOMS, wanted=PART_FILTERED, by=PART_BY_ROOM_NUMBER
 )
 SQL_NIDS_BY_ID: Final[LiteralString] = fill(
-    TEMPLATE_NIDS, events=PART_EVENTS_OF_IDS, wanted=PART_WANTED, by=PART_BY_ID
+    TEMPLATE_NIDS, events=PART_EVENTS_OF_IDS, wanted=PART_FILTERED, by=PART_BY_ID
 )
 
 SQL_BY_INDEX: Final[LiteralString] = """
@@ -211,15 +211,15 @@ class Range(NamedTuple):
     first: int = LOWEST
     last: int = HIGHEST
 
-    def take(self, wanted: Filter) -> "Range | None":
+    def take(self, spark_filter: Filter) -> "Range | None":
         """Return the range with this filter, too.
 
         Return None if it is no comparison with a 64-bit integer.
         """
-        value = getattr(wanted, "value", None)
-        if type(wanted) not in COMPARISONS or type(value) is not int:
+        value = getattr(spark_filter, "value", None)
+        if type(spark_filter) not in COMPARISONS or type(value) is not int:
             return None
-        low, high = COMPARISONS[type(wanted)]
+        low, high = COMPARISONS[type(spark_filter)]
         first = self.first if low is None else max(self.first, value + low)
         last = self.last if high is None else min(self.last, value + high)
         return Range(first, last) if first <= HIGHEST and last >= LOWEST else None
@@ -263,51 +263,60 @@ class Chosen:
     sender_suffix: str | None = None
     outliers: bool = True
 
-    def take(self, wanted: Filter) -> "Chosen | None":
+    def take(self, spark_filter: Filter) -> "Chosen | None":
         """Return the filters with this one, too; None if it is not one of these."""
-        if isinstance(wanted, Not):
-            return self._flag(wanted.child, expected=False)
-        name = ".".join(getattr(wanted, "attribute", ()))
-        if isinstance(wanted, StringStartsWith | StringEndsWith):
-            return self._part(name, wanted)
-        if isinstance(wanted, IsNull | IsNotNull):
-            return self._present(name, isinstance(wanted, IsNotNull))
+        if isinstance(spark_filter, Not):
+            return self._flag(spark_filter.child, expected=False)
+        name = ".".join(getattr(spark_filter, "attribute", ()))
+        if isinstance(spark_filter, StringStartsWith | StringEndsWith):
+            return self._part(name, spark_filter)
+        if isinstance(spark_filter, IsNull | IsNotNull):
+            return self._present(name, isinstance(spark_filter, IsNotNull))
         if name == "soft_failed":
-            return self._flag(wanted, expected=True)
+            return self._flag(spark_filter, expected=True)
         if name in RANGES:
-            held: Range = getattr(self, name)
-            narrowed = held.take(wanted)
+            current: Range = getattr(self, name)
+            narrowed = current.take(spark_filter)
             return None if narrowed is None else self._with(name, narrowed)
-        return self._among(name, wanted) if name in (*TEXTS, "state_key") else None
+        return self._among(name, spark_filter) if name in (*TEXTS, "state_key") else None
 
-    def _flag(self, wanted: Filter, *, expected: bool) -> "Chosen | None":
+    def _flag(self, spark_filter: Filter, *, expected: bool) -> "Chosen | None":
         """Take ``soft_failed = true``, and its negation."""
-        if not isinstance(wanted, EqualTo) or wanted.attribute != ("soft_failed",):
+        if not isinstance(spark_filter, EqualTo) or spark_filter.attribute != ("soft_failed",):
             return None
-        value = (wanted.value is expected) if isinstance(wanted.value, bool) else None
+        value = (spark_filter.value is expected) if isinstance(spark_filter.value, bool) else None
         return None if value is None else self._once("soft_failed", value)
 
     def _present(self, name: str, is_present: bool) -> "Chosen | None":
         return self._once("has_state_key", is_present) if name == "state_key" else None
 
-    def _part(self, name: str, wanted: StringStartsWith | StringEndsWith) -> "Chosen | None":
+    def _part(self, name: str, spark_filter: StringStartsWith | StringEndsWith) -> "Chosen | None":
         kind = {("type", StringStartsWith): "type_prefix", ("sender", StringEndsWith): SUFFIX}
-        held = kind.get((name, type(wanted)))
-        return self._once(held, wanted.value) if held and is_text(wanted.value) else None
+        column = kind.get((name, type(spark_filter)))
+        return (
+            self._once(column, spark_filter.value)
+            if column and is_text(spark_filter.value)
+            else None
+        )
 
     def _once(self, name: str, value: object) -> "Chosen | None":
         """Set a value; another value for the same is left to Spark."""
         return self._with(name, value) if getattr(self, name) in (None, value) else None
 
-    def _among(self, name: str, wanted: Filter) -> "Chosen | None":
-        if not isinstance(wanted, EqualTo | In):
+    def _among(self, name: str, spark_filter: Filter) -> "Chosen | None":
+        if not isinstance(spark_filter, EqualTo | In):
             return None
-        values = (wanted.value,) if isinstance(wanted, EqualTo) else tuple(wanted.value)
+        values = (
+            (spark_filter.value,)
+            if isinstance(spark_filter, EqualTo)
+            else tuple(spark_filter.value)
+        )
         if not all(map(is_text, values)):
             return None
-        held: tuple[str, ...] | None = getattr(self, name)
+        current: tuple[str, ...] | None = getattr(self, name)
         return self._with(
-            name, values if held is None else tuple(one for one in held if one in values)
+            name,
+            values if current is None else tuple(value for value in current if value in values),
         )
 
     def _with(self, name: str, value: object) -> "Chosen":
@@ -315,14 +324,14 @@ class Chosen:
         return replace(self, **changes)
 
     def columns(self) -> tuple[object, ...]:
-        """Return the arguments of `PART_WANTED`.
+        """Return the arguments of `PART_FILTERED`.
 
         An outlier has no stream ordering, so none passes a comparison with it.
         """
         texts: Iterator[tuple[str, ...] | None] = (getattr(self, name) for name in TEXTS)
         outliers = self.outliers and self.stream_ordering == ALL
         return (
-            *(None if held is None else list(held) for held in texts),
+            *(None if values is None else list(values) for values in texts),
             outliers,
             *self.stream_ordering,
             *self.received_ts,
@@ -348,9 +357,9 @@ RANGES: Final = (
 )
 
 
-def _or_nulls(held: Range) -> tuple[int | None, int | None]:
+def _or_nulls(span: Range) -> tuple[int | None, int | None]:
     """Return the ends of a range; nulls for all numbers, as a column may be null."""
-    return (None, None) if held == ALL else held
+    return (None, None) if span == ALL else span
 
 
 def both(one: Range, other: Range) -> Range:
@@ -398,14 +407,14 @@ def by_receipt(
     conn.execute(SQL_BY_INDEX)
     at, nid = begin, -1
     while True:
-        found = conn.table(
+        nid_rows = conn.table(
             SQL_NIDS_BY_RECEIPT, *bounds.columns(), *chosen.columns(), at, nid, end, SORTED_EVENTS
         )
-        for first in range(0, found.num_rows, RANGE):
-            yield _nids(found.slice(first, RANGE))
-        if found.num_rows < SORTED_EVENTS:
+        for first in range(0, nid_rows.num_rows, RANGE):
+            yield _nids(nid_rows.slice(first, RANGE))
+        if nid_rows.num_rows < SORTED_EVENTS:
             return
-        nid = found.column(0)[-1].as_py()
+        nid = nid_rows.column(0)[-1].as_py()
         [row] = conn.rows(SQL_RECEIVED_TS, nid)
         at = row["received_ts"]
 
@@ -479,17 +488,17 @@ def nth_position(conn: ArrowConnection, bounds: Bounds, count: int) -> int | Non
 
 
 def _nids(table: Any) -> list[int]:
-    found: list[int] = table.column(0).to_pylist()
-    return found
+    nids: list[int] = table.column(0).to_pylist()
+    return nids
 
 
 def taken(filters: Iterable[Filter], chosen: Chosen) -> tuple[Chosen, list[Filter]]:
     """Return the filters that Postgres applies, and those left to Spark."""
     left: list[Filter] = []
-    for one in filters:
-        more = chosen.take(one)
+    for spark_filter in filters:
+        more = chosen.take(spark_filter)
         if more is None:
-            left.append(one)
+            left.append(spark_filter)
         else:
             chosen = more
     return chosen, left
@@ -530,42 +539,42 @@ class Options:
     config: Config = field(default_factory=Config.from_env)
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> Self:
+    def of(cls, options: Mapping[str, str]) -> Self:
         """Parse the options as given to Spark, where the case of names does not matter.
 
         Raise `InputError` with the defect.
         """
-        found = {name.lower(): value for name, value in given.items()}
-        unknown = found.keys() - KNOWN
+        by_name = {name.lower(): value for name, value in options.items()}
+        unknown = by_name.keys() - OPTION_NAMES
         if unknown:
             raise InputError(
                 f"room_events has no option {', '.join(sorted(unknown))}:"
-                f" it has {', '.join(sorted(KNOWN))}"
+                f" it has {', '.join(sorted(OPTION_NAMES))}"
             )
-        if "dsn" not in found:
+        if "dsn" not in by_name:
             raise InputError("room_events needs the option dsn: postgresql://…")
-        batch = found.get("maxeventsperbatch")
+        batch = by_name.get("maxeventsperbatch")
         return cls(
-            found["dsn"],
-            columns=_columns(found.get("columns")),
-            partitions=_positive("partitions", found.get("partitions", "8")),
-            partition_by=_partition_by(found.get("partition_by")),
-            pushdown=_truth("pushdown", found.get("pushdown", "false")),
-            since=found.get("since"),
-            upto=found.get("upto"),
+            by_name["dsn"],
+            columns=_columns(by_name.get("columns")),
+            partitions=_positive("partitions", by_name.get("partitions", "8")),
+            partition_by=_partition_by(by_name.get("partition_by")),
+            pushdown=_truth("pushdown", by_name.get("pushdown", "false")),
+            since=by_name.get("since"),
+            upto=by_name.get("upto"),
             outliers=_truth(
-                "outliers", found.get("outliers", "false" if "since" in found else "true")
+                "outliers", by_name.get("outliers", "false" if "since" in by_name else "true")
             ),
             max_events_per_batch=None if batch is None else _positive("maxEventsPerBatch", batch),
-            server_name=found.get("server_name"),
-            room_version=found.get("room_version"),
-            instance_name=found.get("instance_name", "spark"),
-            ignore_rejects=_choice("rejects", found.get("rejects", "fail"), ("fail", "ignore"))
+            server_name=by_name.get("server_name"),
+            room_version=by_name.get("room_version"),
+            instance_name=by_name.get("instance_name", "spark"),
+            ignore_rejects=_one_of("rejects", by_name.get("rejects", "fail"), ("fail", "ignore"))
             == "ignore",
         )
 
 
-KNOWN: Final = frozenset(
+OPTION_NAMES: Final = frozenset(
     [
         "dsn",
         "columns",
@@ -586,8 +595,8 @@ KNOWN: Final = frozenset(
 
 
 def _columns(text: str | None) -> tuple[str, ...]:
-    names = COLUMNS if text is None else tuple(one.strip() for one in text.split(","))
-    unknown = [one for one in names if one not in COLUMNS]
+    names = COLUMNS if text is None else tuple(name.strip() for name in text.split(","))
+    unknown = [name for name in names if name not in COLUMNS]
     if unknown:
         raise InputError(
             f"room_events has no column {', '.join(unknown)}: it has {', '.join(COLUMNS)}"
@@ -598,7 +607,7 @@ def _columns(text: str | None) -> tuple[str, ...]:
 def _partition_by(text: str | None) -> Literal["room", "day"] | None:
     if text is None:
         return None
-    return "room" if _choice("partition_by", text.lower(), ("room", "day")) == "room" else "day"
+    return "room" if _one_of("partition_by", text.lower(), ("room", "day")) == "room" else "day"
 
 
 def _positive(name: str, text: str) -> int:
@@ -608,10 +617,10 @@ def _positive(name: str, text: str) -> int:
 
 
 def _truth(name: str, text: str) -> bool:
-    return _choice(name, text.lower(), ("true", "false")) == "true"
+    return _one_of(name, text.lower(), ("true", "false")) == "true"
 
 
-def _choice(name: str, text: str, among: tuple[str, ...]) -> str:
+def _one_of(name: str, text: str, among: tuple[str, ...]) -> str:
     if text not in among:
         raise InputError(f"{name}={text!r} is none of {', '.join(among)}")
     return text

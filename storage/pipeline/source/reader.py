@@ -160,9 +160,9 @@ def redact_dsns() -> None:
     if spark is None:
         return
     for setting, pattern in ((NAMES, NAME), (TEXTS, TEXT)):
-        given = spark.conf.get(setting, None)
-        if given is None or pattern not in given:
-            spark.conf.set(setting, f"{given}|{pattern}" if given else pattern)
+        redaction = spark.conf.get(setting, None)
+        if redaction is None or pattern not in redaction:
+            spark.conf.set(setting, f"{redaction}|{pattern}" if redaction else pattern)
 
 
 Kind = Literal["numbers", "positions", "outliers", "receipts", "rooms", "room numbers", "ids"]
@@ -237,16 +237,16 @@ class RoomEvents(DataSource):
         return EventWriter(self._options(), schema.fieldNames(), overwrite=overwrite)
 
     def _options(self) -> Options:
-        found = Options.of(self.options)
-        return found if self.config is None else replace(found, config=self.config)
+        options = Options.of(self.options)
+        return options if self.config is None else replace(options, config=self.config)
 
     def _options_of(self, schema: StructType) -> Options:
         """Return the options, with the columns of the schema of the read."""
-        found = self._options()
+        options = self._options()
         return replace(
-            found,
+            options,
             columns=Options.of(
-                {"dsn": found.dsn, "columns": ",".join(schema.fieldNames())}
+                {"dsn": options.dsn, "columns": ",".join(schema.fieldNames())}
             ).columns,
         )
 

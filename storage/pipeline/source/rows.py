@@ -59,15 +59,15 @@ def decoded(conn: ArrowConnection, table: pa.Table, column: str) -> pa.Table:
 
 def _resolved(conn: ArrowConnection, stored: list[Any]) -> list[Any]:
     """Return the column with stored forms in place of references to the archive."""
-    places = {
+    references = {
         at: reference
         for at, one in enumerate(stored)
         if (reference := Reference.parse(one)) is not None
     }
-    packs = sorted({one.pack for one in places.values()})
+    packs = sorted({reference.pack for reference in references.values()})
     urls = {row["pack"]: row["url"] for row in conn.rows(SQL_PACK_URLS, packs)}
-    forms = read_forms(sorted(set(places.values())), urls)
-    return [forms[places[at]] if at in places else one for at, one in enumerate(stored)]
+    forms = read_forms(sorted(set(references.values())), urls)
+    return [forms[references[at]] if at in references else data for at, data in enumerate(stored)]
 
 
 IDS: Final = pa.list_(pa.string())
@@ -212,7 +212,7 @@ def read_rows(
     Each batch is sorted by position, outliers first. It is sorted here because Postgres would write
     the bytes of a page to disk for it.
     """
-    wanted = pa.schema([ARROW_SCHEMA.field(name) for name in columns])
+    schema = pa.schema([ARROW_SCHEMA.field(name) for name in columns])
     edges = not OF_EDGES.isdisjoint(columns)
     for start in range(0, len(event_nids), PAGE):
         table = _ordered(
@@ -224,17 +224,21 @@ def read_rows(
             table = decoded(conn, table, "pdu")
         if edges:
             table = _with_edges(conn, table, states="state_before" in columns)
-        yield from table.select(list(columns)).cast(wanted).combine_chunks().to_batches()
+        yield from table.select(list(columns)).cast(schema).combine_chunks().to_batches()
 
 
 def _ordered(table: pa.Table) -> pa.Table:
     """Sort by position (null first), then by nid: mostly the rows already come in this order."""
     positions = pc.fill_null(_column(table, "stream_ordering", pa.int64()), OUTLIER)
     keys = pa.table({"position": positions, "event_nid": _column(table, "event_nid", pa.int64())})
-    places = pc.sort_indices(
+    indices = pc.sort_indices(
         keys, sort_keys=[("position", "ascending"), ("event_nid", "ascending")]
     )
-    return table if places.equals(pa.array(range(len(places)), places.type)) else table.take(places)
+    return (
+        table
+        if indices.equals(pa.array(range(len(indices)), indices.type))
+        else table.take(indices)
+    )
 
 
 # ------------------------------------------------------------------------------------------------
@@ -245,19 +249,19 @@ def _with_edges(conn: ArrowConnection, table: pa.Table, *, states: bool) -> pa.T
     """Add the columns of ids, from those of nids."""
     prev, auth = (_column(table, name, pa.list_(pa.int64())) for name in ("prev_nids", "auth_nids"))
     redacted = _column(table, "redacted_by_nid", pa.int64())
-    known = KnownEvents.of(
+    events = EdgeEvents.of(
         conn, table, pa.concat_arrays([prev.flatten(), auth.flatten(), redacted.drop_null()])
     )
-    table = table.append_column("prev_events", known.lists(prev))
-    table = table.append_column("auth_events", known.lists(auth))
-    table = table.append_column("redacted_by", known.ids_of(redacted))
+    table = table.append_column("prev_events", events.lists(prev))
+    table = table.append_column("auth_events", events.lists(auth))
+    table = table.append_column("redacted_by", events.ids_of(redacted))
     return table.append_column(
         "state_before",
-        _states(conn, table, prev, known) if states else pa.nulls(table.num_rows, IDS),
+        _states(conn, table, prev, events) if states else pa.nulls(table.num_rows, IDS),
     )
 
 
-class KnownEvents:
+class EdgeEvents:
     """Nids of events, their ids, and where they arrived (null: not in the timeline)."""
 
     def __init__(self, nids: pa.Array, ids: pa.Array, positions: pa.Array) -> None:
@@ -266,15 +270,15 @@ class KnownEvents:
         self._positions = positions
 
     @classmethod
-    def of(cls, conn: ArrowConnection, table: pa.Table, nids: pa.Array) -> "KnownEvents":
-        columns = [_column(table, name, kind) for name, kind in KNOWN.items()]
+    def of(cls, conn: ArrowConnection, table: pa.Table, nids: pa.Array) -> "EdgeEvents":
+        columns = [_column(table, name, kind) for name, kind in EDGE_COLUMNS.items()]
         distinct = nids.unique()
         others = distinct.filter(pc.invert(pc.is_in(distinct, value_set=columns[0])))
         if len(others):
-            found = conn.table(SQL_EDGE_IDS, others.to_pylist()).combine_chunks()
+            edge_ids = conn.table(SQL_EDGE_IDS, others.to_pylist()).combine_chunks()
             columns = [
-                pa.concat_arrays([own, _column(found, name, kind)])
-                for own, (name, kind) in zip(columns, KNOWN.items(), strict=True)
+                pa.concat_arrays([own, _column(edge_ids, name, kind)])
+                for own, (name, kind) in zip(columns, EDGE_COLUMNS.items(), strict=True)
             ]
         return cls(*columns)
 
@@ -290,14 +294,14 @@ class KnownEvents:
         return pa.ListArray.from_arrays(_offsets(lists), self.ids_of(lists.flatten()))
 
 
-KNOWN: Final = {"event_nid": pa.int64(), "event_id": pa.string(), "arrived": pa.int64()}
+EDGE_COLUMNS: Final = {"event_nid": pa.int64(), "event_id": pa.string(), "arrived": pa.int64()}
 """``arrived``: the position at which an event entered the timeline, before a readmission."""
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
     """Return where each list begins among all elements."""
-    ends = pc.cumulative_sum(pc.list_value_length(lists))
-    return pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
+    sums = pc.cumulative_sum(pc.list_value_length(lists))
+    return pa.concat_arrays([pa.array([0], pa.int32()), sums.cast(pa.int32())])
 
 
 def _column(table: pa.Table, name: str, kind: pa.DataType) -> Any:
@@ -309,15 +313,15 @@ def _column(table: pa.Table, name: str, kind: pa.DataType) -> Any:
     )
 
 
-def _states(conn: ArrowConnection, table: pa.Table, prev: pa.Array, known: KnownEvents) -> pa.Array:
+def _states(conn: ArrowConnection, table: pa.Table, prev: pa.Array, events: EdgeEvents) -> pa.Array:
     """Return the state before events of the timeline with a missing or later parent."""
     own = _column(table, "arrived", pa.int64()).take(pc.list_parent_indices(prev))
-    parents = known.positions_of(prev.flatten())
+    parents = events.positions_of(prev.flatten())
     undetermined = pc.or_kleene(pc.is_null(parents), pc.fill_null(pc.greater(parents, own), False))
     indices = pc.list_parent_indices(prev).filter(pc.and_(undetermined, pc.is_valid(own))).unique()
     if not len(indices):
         return pa.nulls(table.num_rows, IDS)
     nids = _column(table, "event_nid", pa.int64())
-    found = conn.table(SQL_STATES_BEFORE, nids.take(indices).to_pylist()).combine_chunks()
-    states = _column(found, "state_before", IDS)
-    return states.take(pc.index_in(nids, value_set=_column(found, "event_nid", pa.int64())))
+    states_before = conn.table(SQL_STATES_BEFORE, nids.take(indices).to_pylist()).combine_chunks()
+    states = _column(states_before, "state_before", IDS)
+    return states.take(pc.index_in(nids, value_set=_column(states_before, "event_nid", pa.int64())))

@@ -58,12 +58,12 @@ class Bounds:
     @property
     def after(self) -> int:
         """Return the position at or below which no event is requested."""
-        return min((one.after for one in self.parts), default=0)
+        return min((part.after for part in self.parts), default=0)
 
     @property
     def upto(self) -> int:
         """Return the position above which no event is requested."""
-        return max((one.upto for one in self.parts), default=0)
+        return max((part.upto for part in self.parts), default=0)
 
     def columns(self) -> tuple[list[int], list[bool], list[int], list[int]]:
         """Return the parts as arrays, for a statement."""
@@ -75,10 +75,10 @@ class Bounds:
 
 def deployment_of(conn: ArrowConnection) -> str:
     """Return the id in tokens. Raise `InputError` if no store was ever opened in the database."""
-    found = conn.rows(SQL_DEPLOYMENT_ID)
-    if not found:
+    rows = conn.rows(SQL_DEPLOYMENT_ID)
+    if not rows:
         raise InputError("the database is new: no store was ever opened in it")
-    return str(found[0]["deployment_id"])
+    return str(rows[0]["deployment_id"])
 
 
 def token_of(conn: ArrowConnection, text: str, deployment: str) -> SyncToken:
@@ -101,7 +101,7 @@ def lost_positions(conn: ArrowConnection) -> dict[str, LostPositions]:
                 row["lost_after"], row["lost_upto"], row["instance_names"], row["kept_upto"]
             )
         )
-    return {name: LostPositions(tuple(found)) for name, found in gaps.items()}
+    return {name: LostPositions(tuple(restore_gaps)) for name, restore_gaps in gaps.items()}
 
 
 def current(conn: ArrowConnection) -> SyncToken:

@@ -188,10 +188,10 @@ def statistics(
     _write_counts(spark, dsn, folder, partitions)
     stage("adding up")
     _write_sums(spark, dsn, folder, partitions)
-    found = _found(spark, dsn, folder, top)
+    totals = _totals(spark, dsn, folder, top)
     stage("drawing")
-    _write_page(found, folder)
-    return found
+    _write_page(totals, folder)
+    return totals
 
 
 def check_plots() -> None:
@@ -312,7 +312,7 @@ def _table(spark: SparkSession, folder: str, name: str) -> DataFrame:
     return spark.read.parquet(literal(folder) + "/" + name)
 
 
-def _found(spark: SparkSession, dsn: str, folder: str, top: int) -> Statistics:
+def _totals(spark: SparkSession, dsn: str, folder: str, top: int) -> Statistics:
     rooms, types, months, days = (
         _table(spark, folder, name) for name in ("rooms", "types", "months", "days")
     )
@@ -365,15 +365,15 @@ def _names(dsn: str, room_ids: list[str]) -> dict[str, str]:
         return {}
     with arrow_snapshot(dsn) as conn:
         rows = decoded(conn, conn.table(SQL_ROOM_NAMES, room_ids), "json").to_pylist()
-    found = {row["room_id"]: orjson.loads(row["json"])["content"].get("name") for row in rows}
-    return {room_id: name for room_id, name in found.items() if isinstance(name, str) and name}
+    names = {row["room_id"]: orjson.loads(row["json"])["content"].get("name") for row in rows}
+    return {room_id: name for room_id, name in names.items() if isinstance(name, str) and name}
 
 
-def _write_page(found: Statistics, folder: str) -> None:
+def _write_page(totals: Statistics, folder: str) -> None:
     # imported here: it needs matplotlib
     from storage.pipeline.stats.html import page  # noqa: PLC0415
 
     where, inner = opened(folder)
     where.create_dir(inner, recursive=True)
     with where.open_output_stream(f"{inner}/index.html") as file:
-        file.write(page(found).encode())
+        file.write(page(totals).encode())

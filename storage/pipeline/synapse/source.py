@@ -208,16 +208,16 @@ class Synapse:
         live = 1 if self.since is None else max(self.since.live - OVERLAP, 0) + 1
         history = 0 if self.since is None else min(self.since.history + OVERLAP, 0)
         both = ((LIVE, live, self.upto.live + 1), (HISTORY, self.upto.history, history))
-        found = [
+        spans = [
             self._span(kind, low, high)
             for kind, begin, end in both
             for low, high in self.within(begin, end)
         ]
         if self.since is None:
-            return found
+            return spans
         former = ((FORMER, live, self.upto.live + 1), (FORMER_HISTORY, self.upto.history, history))
-        found += [self._span(kind, begin, end) for kind, begin, end in former if begin < end]
-        return [*found, *self._again(found)]
+        spans += [self._span(kind, begin, end) for kind, begin, end in former if begin < end]
+        return [*spans, *self._again(spans)]
 
     def _again(self, ranges: Sequence[FileRange]) -> Iterator[FileRange]:
         """Yield ranges for the events with missing dependencies that are in none of these.
@@ -228,7 +228,7 @@ class Synapse:
         for place in self.lacking:
             kind, number = placed(place)
             at = -number if kind in {HISTORY, FORMER_HISTORY} else number
-            if not any(one.file == kind and one.begin <= at < one.end for one in ranges):
+            if not any(span.file == kind and span.begin <= at < span.end for span in ranges):
                 lacking.setdefault(kind, []).append(at)
         for kind, positions in lacking.items():
             begin = last = min(positions)
@@ -252,12 +252,12 @@ def read_synapse(span: FileRange) -> Iterator[ParsedLine]:
         else (SQL_FIRST_EVENT, SQL_SYNAPSE_EVENTS)
     )
     with arrow_snapshot(span.path, foreign=True) as conn:
-        found = (
+        joined_rows = (
             conn.rows(SQL_SYNAPSE_JOINED_AS_HISTORY, span.begin, span.end)
             if span.file == LIVE
             else []
         )
-        joined = {row["event_id"]: row["place"] for row in found}
+        joined = {row["event_id"]: row["place"] for row in joined_rows}
         for begin, end in filled(conn, first, span.begin, span.end, PAGE):
             rows = conn.rows(statement, begin, end)
             undetermined = [
@@ -288,14 +288,14 @@ def _row(
     origin: Origin = "outlier" if row["outlier"] else "backfill" if is_history else "live"
     raw: bytes = (row["json"] or "").encode()
     return ParsedLine(
-        rank, place_of(file, abs(place)), _given(raw, row["room_version"], origin, state), raw
+        rank, place_of(file, abs(place)), _content(raw, row["room_version"], origin, state), raw
     )
 
 
-def _given(
+def _content(
     raw: bytes, version: str | None, origin: Origin, state: list[str] | None
 ) -> LineContent | InvalidEvent:
-    glanced = peek(raw)
-    if glanced is None:
+    header = peek(raw)
+    if header is None:
         return InvalidEvent("not JSON" if raw else "this event has no row in event_json")
-    return LineContent(raw, glanced, version, origin, None if state is None else tuple(state))
+    return LineContent(raw, header, version, origin, None if state is None else tuple(state))

@@ -1,4 +1,4 @@
--- Sent by storage.maintenance.purge.sweep._look. Parameters: $1 int, $2 bigint, $3 bigint.
+-- Sent by storage.maintenance.purge.sweep._read_retained. Parameters: $1 int, $2 bigint, $3 bigint.
 
 SELECT l.event_nid, e.event_id, l.local, e.outlier,
     array_remove(array_append(auth_nids(e.event_nid, e.auth_events, e.auth_distance_1, e.auth_distance_2, e.auth_distance_3, e.auth_distance_4), e.redacted_by), NULL) AS named
