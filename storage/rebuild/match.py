@@ -51,25 +51,25 @@ class Matching:
         )
         await self._compare(reader, _pairs(rows, arrived))
 
-    async def match_current(self, reader: Connection, aside: int, live: int) -> None:
+    async def match_current(self, reader: Connection, planned_group: int, live: int) -> None:
         """Compare the current states."""
-        await self._compare(reader, [(aside, live)])
+        await self._compare(reader, [(planned_group, live)])
 
     async def _compare(self, reader: Connection, pairs: Iterable[tuple[int, int]]) -> None:
         wanted: dict[int, set[int]] = defaultdict(set)
-        for aside, live in pairs:
-            if aside in self._left:
-                wanted[aside].add(live)
+        for planned_group, live in pairs:
+            if planned_group in self._left:
+                wanted[planned_group].add(live)
         groups = await self._states.load(
             reader, {live for candidates in wanted.values() for live in candidates}
         )
-        for aside, candidates in wanted.items():
+        for planned_group, candidates in wanted.items():
             for live in sorted(candidates & groups.keys()):
                 group = groups[live]
                 sound = self.wrong.isdisjoint(step.state_group for step in group.steps)
-                if sound and self._left[aside] == (group.digest, len(group.entries)):
-                    self.same[aside] = live
-                    del self._left[aside]
+                if sound and self._left[planned_group] == (group.digest, len(group.entries)):
+                    self.same[planned_group] = live
+                    del self._left[planned_group]
                     break
 
 

@@ -327,13 +327,13 @@ class RoomPlanner:
             await self._plan_lines(part, some)
 
     async def _prepare(self, events: Sequence[Event], lines: Sequence[SlimEvent]) -> None:
-        async with self._database.connection() as aside:
-            await intern(aside, self._blocks, self._caches.names, events, self._server_name)
+        async with self._database.connection() as conn:
+            await intern(conn, self._blocks, self._caches.names, events, self._server_name)
             for key in await members_known(
-                aside, self._caches.names, {event.sender for event in events}
+                conn, self._caches.names, {event.sender for event in events}
             ):
                 self.change_set.names.state_keys.setdefault(key, None)
-            await self._know(aside, events, lines)
+            await self._know(conn, events, lines)
 
     async def _plan_lines(self, part: RoomLines, events: Sequence[Event]) -> None:
         room = part.room
@@ -417,7 +417,7 @@ class RoomPlanner:
     # missing data
 
     async def _know(
-        self, aside: Connection, events: Iterable[Event], lines: Iterable[SlimEvent]
+        self, conn: Connection, events: Iterable[Event], lines: Iterable[SlimEvent]
     ) -> None:
         """Record that the store lacks the events that these name (`_held`)."""
         own = {event.event_id for event in events}
@@ -427,15 +427,15 @@ class RoomPlanner:
             if event.redacts is not None:
                 named.add(event.redacts)
         unknown = {one for one in named - own if not self._is_known(one)}
-        self._absent(unknown - await self._held(aside, unknown))
+        self._absent(unknown - await self._held(conn, unknown))
         self._absent(one for one in own if not self._is_known(one))
 
-    async def _held(self, aside: Connection, event_ids: set[str]) -> set[str]:
+    async def _held(self, conn: Connection, event_ids: set[str]) -> set[str]:
         """Return which of these must be read from the tables.
 
         Raise `CannotPlan` if the store has any.
         """
-        if event_ids and await aside.fetchvals(SQL_HELD_IDS, list(event_ids)):
+        if event_ids and await conn.fetchvals(SQL_HELD_IDS, list(event_ids)):
             raise CannotPlan
         return set()
 

@@ -172,9 +172,9 @@ class RoomReplan(RoomPlanner):
         change_set.events.reserved = ChainMap({}, self._nids)
         return change_set
 
-    async def _held(self, aside: Connection, event_ids: set[str]) -> set[str]:
+    async def _held(self, conn: Connection, event_ids: set[str]) -> set[str]:
         """Return events of other rooms; learn the nids of the others."""
-        rows = await named(aside, event_ids) if event_ids else []
+        rows = await named(conn, event_ids) if event_ids else []
         for row in rows:
             if row.room_nid == self._room.room_nid and row.event_nid not in self.doubled:
                 self._nids.setdefault(row.event_id, row.event_nid)

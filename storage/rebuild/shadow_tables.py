@@ -20,7 +20,7 @@ SET temp_buffers = '64MB';
 SET enable_seqscan = off
 """
 
-SQL_PUT_ASIDE: Final[LiteralString] = """
+SQL_CREATE_SHADOWS: Final[LiteralString] = """
 DO $$
 DECLARE
     live CONSTANT oid = (SELECT relnamespace FROM pg_class WHERE oid = 'events'::regclass);
@@ -67,7 +67,7 @@ SQL_SET_PATH: Final[LiteralString] = """
 SELECT set_config('search_path', $1::text, false), set_config('enable_seqscan', $2::text, false)
 """
 
-SQL_IS_ASIDE: Final[LiteralString] = """
+SQL_HAS_SHADOWS: Final[LiteralString] = """
 SELECT relpersistence = 't'
 FROM pg_class
 WHERE oid = to_regclass('events')
@@ -121,7 +121,7 @@ class ShadowTables:
         """Create the tables. ``conn``: in autocommit."""
         await conn.execute(SQL_SETTINGS)
         path: str = await conn.fetchval(SQL_PATH)
-        await conn.execute(SQL_PUT_ASIDE)
+        await conn.execute(SQL_CREATE_SHADOWS)
         return cls(conn, path)
 
     @classmethod
@@ -152,7 +152,7 @@ class ShadowTables:
 
     async def check(self) -> None:
         """Raise `StorageCorrupt` unless plain names are shadow tables. Call before each write."""
-        if not await self.conn.fetchval(SQL_IS_ASIDE):
+        if not await self.conn.fetchval(SQL_HAS_SHADOWS):
             raise StorageCorrupt("a session has lost its shadow tables")
 
     async def count(self) -> None:

@@ -27,16 +27,6 @@ ORDINARY = {
 }
 """Where a word is the term itself, by the beginning of the file's name, with the reason."""
 
-REMAINDER = {
-    "storage/maintenance/repair/": frozenset({"mended"}),
-    "storage/pipeline/rebuilding/": frozenset({"aside"}),
-    "storage/queries/": frozenset(
-        {"told", "said", "asked", "news", "quiet", "brief", "situation", "departed"}
-    ),
-    "storage/store/": frozenset({"news", "quiet", "era"}),
-}
-"""Words that are still to be renamed, by folder. Add none."""
-
 PYTHON = files_below("storage", suffix=".py")
 CAPITALISED = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 
@@ -79,9 +69,7 @@ def house_words(name: str, tree: ast.Module) -> list[tuple[str, str]]:
 
 
 def is_allowed(place: str, word: str) -> bool:
-    return any(place.startswith(start) and word == term for start, term in ORDINARY) or any(
-        place.startswith(folder) and word in left for folder, left in REMAINDER.items()
-    )
+    return any(place.startswith(start) and word == term for start, term in ORDINARY)
 
 
 @pytest.fixture(scope="module")
