@@ -5,9 +5,9 @@ Such a change came while the user was away. It is in no timeline, but the timeli
 
 import pytest
 
-from storage import Store, responses
+from storage import EventFilter, Store, SyncFilter, responses
 from storage.testing import RoomBuilder
-from tests.queries.rooms import ADMIN, LOCAL, OTHER, bodies, deliver, ids, new_room
+from tests.queries.rooms import ADMIN, LOCAL, OTHER, append, bodies, deliver, ids, new_room
 
 State = dict[tuple[str, str], str]
 
@@ -88,3 +88,22 @@ async def test_a_key_that_changed_before_and_while_the_user_was_away(
     assert await client.agrees()
     assert last.event_id == client.timeline[-1]
     assert (seen.event_id in client.timeline, client.limited) == (synced, not synced)
+
+
+async def test_a_value_from_before_the_join_whose_event_comes_afterwards(store: Store) -> None:
+    """The state at the join has a kick. It arrives later than the join that it ended."""
+    room = new_room()
+    came, kicked = room.join(OTHER), room.kick(ADMIN, OTHER)
+    state = list(room.state.values())
+    own = room.join(LOCAL)
+    others = [event for event in room.events if event is not own]
+    await append(store, *others, origin="outlier")
+    await append(store, own, state_before={own.event_id: state})
+    since = (await store.sync(LOCAL)).next_batch
+    await append(store, *others)
+    timeline = (await store.sync(LOCAL, since=since)).join[room.room_id].timeline
+    assert ids(timeline.events)[-2:] == [came.event_id, kicked.event_id]
+    # without the kick, a client would keep the join
+    chosen = SyncFilter(timeline=EventFilter(senders=[OTHER]))
+    timeline = (await store.sync(LOCAL, since=since, filter=chosen)).join[room.room_id].timeline
+    assert (timeline.events, timeline.limited) == ([], True)

@@ -1,6 +1,8 @@
 """The response of /sync from its parts, within one snapshot."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, LiteralString, NamedTuple
 
@@ -13,16 +15,18 @@ from storage.database.names import INVITE, JOIN, MEMBERSHIPS
 from storage.database.placeholders import compose
 from storage.database.prepared import prepare_ahead
 from storage.errors import InputError, InvalidToken, ResyncNeeded
-from storage.ids import RoomId, UserId
+from storage.ids import RoomId, StateKey, UserId
 from storage.queries.events import StoredEvent
 from storage.queries.filters import ANY_ROOM, SyncFilter
 from storage.queries.sync.changed_rooms import ChangeSnapshot, SyncMemory, covered, events_of, where
 from storage.queries.sync.rooms import ChangedRoom, SyncRange, rooms, rooms_and_writers
 from storage.queries.sync.state import (
     RoomState,
+    ShownKey,
     StateRequest,
     SyncedRoom,
     SyncedUser,
+    later_values,
     states,
     stripped,
 )
@@ -724,9 +728,17 @@ async def _fill(
         picked=request.filter.state,
         shown=outside,
     )
+    later: dict[int, set[StateKey]] = defaultdict(set)
+    shown_keys = [
+        key
+        async for room in in_turns(inside)
+        for key in _unchanged_keys(room, state_of[room.row.room_nid], request.timeline_limit)
+    ]
+    for row in await later_values(conn, shown_keys):
+        later[row.room_nid].add((row.type, row.state_key))
     async for room in in_turns(inside):
         room_id = room.row.room_id
-        joined_room = _room(room, state_of[room.row.room_nid], request)
+        joined_room = _room(room, state_of[room.row.room_nid], request, later[room.row.room_nid])
         if room.row.membership != JOIN:
             _add_end(joined_room.timeline, state_of[room.row.room_nid])
             response.leave[room_id] = LeftRoom(
@@ -826,9 +838,26 @@ def _start(room: ChangedRoom, timeline: Sequence[StoredEvent]) -> int:
     return (timeline[0].stream_ordering or 0) - 1 if timeline else room.row.upper
 
 
-def _room(room: ChangedRoom, state: RoomState, request: SyncRequest) -> JoinedRoom:
+def _unchanged_keys(room: ChangedRoom, state: RoomState, limit: int) -> Iterator[ShownKey]:
+    """Yield the keys of the timeline of which the state that was read has no value."""
+    last = {
+        (event.type, event.state_key): event.stream_ordering or 0
+        for event in _latest(room, limit)
+        if event.state_key is not None
+    }
+    if last:
+        events = itertools.chain(state.throughout, state.at_end)
+        read = {(event.type, event.state_key) for event in events}
+        for key in last.keys() - read:
+            yield ShownKey(room.row.room_nid, *key, last[key], room.row.upper)
+
+
+def _room(
+    room: ChangedRoom, state: RoomState, request: SyncRequest, later: Collection[StateKey]
+) -> JoinedRoom:
     events = _latest(room, request.timeline_limit)
-    shown = events[_seen_before(events, [*state.throughout, *state.at_end]) :]
+    start = _seen_before(events, [*state.throughout, *state.at_end], later)
+    shown = events[start:]
     before = PaginationToken(SYNC_CURSOR_TOPOLOGICAL, 0, live=_start(room, shown)).print(
         request.deployment
     )
@@ -847,24 +876,26 @@ def _latest(room: ChangedRoom, limit: int) -> list[StoredEvent]:
     return room.events[-limit:] if limit else []
 
 
-def _seen_before(events: Sequence[StoredEvent], at_end: Sequence[StoredEvent]) -> int:
+def _seen_before(
+    events: Sequence[StoredEvent], at_end: Sequence[StoredEvent], later: Collection[StateKey]
+) -> int:
     """Return how many of these events come before the timeline.
 
     A key may change while the user is away, after a change that is in the timeline. A client would
     keep that one. So the timeline begins after it. The later change may be older in the graph, and
-    the value at the start as well.
+    the value at the start as well. ``later``: keys with such a value that is not in ``at_end``.
     """
     first = min((event.stream_ordering or 0 for event in events), default=0)
     # no content is read of what came before the timeline: that may be a large state
-    later = [event for event in at_end if (event.stream_ordering or 0) > first]
-    if not (events and later):
+    changed = [event for event in at_end if (event.stream_ordering or 0) > first]
+    if not (events and (changed or later)):
         return 0
-    end_positions = {(event.type, event.state_key): event.stream_ordering or 0 for event in later}
+    end_positions = {(event.type, event.state_key): event.stream_ordering or 0 for event in changed}
     indexes = {(event.type, event.state_key): index for index, event in enumerate(events)}
     outdated = (
         index + 1
         for key, index in indexes.items()
-        if end_positions.get(key, 0) > (events[index].stream_ordering or 0)
+        if key in later or end_positions.get(key, 0) > (events[index].stream_ordering or 0)
     )
     return max(outdated, default=0)
 

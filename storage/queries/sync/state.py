@@ -614,6 +614,72 @@ async def states(
     return by_room
 
 
+SQL_LATER_VALUES: Final[LiteralString] = compose(
+    """
+SELECT i.room_nid, i.type, i.state_key
+FROM unnest(:room_nids, :types, :keys, :shown, :upper)
+    AS i (room_nid, type, state_key, shown, upper)
+CROSS JOIN LATERAL (
+    SELECT k.state_key_nid
+    FROM event_types t
+    JOIN state_keys k USING (type_nid)
+    WHERE t.type = i.type AND k.state_key = i.state_key
+    OFFSET 0
+) AS k
+CROSS JOIN LATERAL (
+    SELECT e.stream_ordering
+    FROM events e
+    WHERE e.event_nid = COALESCE((
+        SELECT COALESCE(d.prev_event_nid, 0)
+        FROM state_deltas d
+        WHERE d.room_nid = i.room_nid AND d.state_key_nid = k.state_key_nid
+            AND d.stream_ordering > i.upper
+        ORDER BY d.stream_ordering
+        LIMIT 1
+    ), (SELECT c.event_nid FROM current_state c
+        WHERE c.room_nid = i.room_nid AND c.state_key_nid = k.state_key_nid))
+    OFFSET 0
+) AS value
+WHERE value.stream_ordering > i.shown
+""",
+    room_nids="int[]",
+    types="text[]",
+    keys="text[]",
+    shown="bigint[]",
+    upper="bigint[]",
+).sql
+
+
+class ShownKey(NamedTuple):
+    """A key whose last event in a timeline is at `shown`. The response ends at `upper`."""
+
+    room_nid: int
+    type: str
+    state_key: str
+    shown: int
+    upper: int
+
+
+class LaterValueRow(NamedTuple):
+    """A key whose value at the end is of a later event than the timeline shows."""
+
+    room_nid: int
+    type: str
+    state_key: str
+
+
+async def later_values(conn: Connection, keys: Sequence[ShownKey]) -> list[LaterValueRow]:
+    """Return the keys whose value came later in the stream than the event that is shown.
+
+    Such a value need not be a change: the room had it as an outlier, from the state after a gap,
+    and both events came afterwards. So no delta says it.
+    """
+    if not keys:
+        return []
+    columns = _columns(keys, len(ShownKey._fields))
+    return await conn.fetch(SQL_LATER_VALUES, *columns, row=LaterValueRow)
+
+
 def _columns(rows: Sequence[tuple[Any, ...]], count: int) -> list[list[Any]]:
     return [[row[index] for row in rows] for index in range(count)]
 
