@@ -59,13 +59,14 @@ WHERE room_nid = $1::int AND outlier
 ORDER BY event_nid
 """
 
-SQL_FIRST_CREATE: Final[LiteralString] = """
+SQL_FIRST_CREATE: Final[LiteralString] = fill("""
 SELECT event_nid
 FROM events
-WHERE room_nid = $1::int AND type_nid = 1 AND state_key_nid = 1 AND rejected IS NULL
+WHERE room_nid = $1::int AND type_nid = {TYPE_CREATE} AND state_key_nid = {KEY_CREATE}
+    AND rejected IS NULL
     AND EXISTS (SELECT FROM events WHERE room_nid = $1::int AND outlier
         AND starts_with(rejected, 'create.second'))
-"""
+""")
 """The create event of a room that has others: these were rejected because they came after it."""
 
 SQL_ARRIVALS: Final[LiteralString] = """

@@ -17,7 +17,7 @@ from collections.abc import Collection
 from typing import Final, LiteralString
 
 from storage.database.connection import Connection
-from storage.database.placeholders import transposed
+from storage.database.placeholders import fill, transposed
 from storage.errors import StorageCorrupt
 from storage.maintenance.verify.current import (
     SQL_MEMBER_POSITIONS,
@@ -191,7 +191,7 @@ async def repair_time_order(conn: Connection, room_nid: int) -> None:
 # --------------------------------------------------------------------------------------------------
 # Memberships of local users, and transactions.
 
-SQL_REPAIR_MEMBERSHIPS: Final[LiteralString] = """
+SQL_REPAIR_MEMBERSHIPS: Final[LiteralString] = fill("""
 WITH
 wanted AS (  -- local users in the current state, with the position of the last known change
     SELECT p.principal_nid, c.event_nid, COALESCE(c.membership, 0) AS membership,
@@ -210,7 +210,7 @@ wanted AS (  -- local users in the current state, with the position of the last 
         ORDER BY stream_ordering DESC
         LIMIT 1
     ) AS d ON true
-    WHERE c.room_nid = $1::int AND k.type_nid = 2
+    WHERE c.room_nid = $1::int AND k.type_nid = {TYPE_MEMBER}
         AND right(k.state_key, length($2::text) + 1) = ':' || $2::text
 ),
 own AS (  -- rows that may stay: out of band, while no local user is joined
@@ -221,8 +221,8 @@ own AS (  -- rows that may stay: out of band, while no local user is joined
         -- an accepted event of the history is not in the current state
         AND (e.outlier OR (e.backfilled AND e.rejected IS NULL AND NOT e.soft_failed))
     JOIN state_keys k ON k.state_key_nid = e.state_key_nid AND k.state_key = p.name
-    WHERE m.room_nid = $1::int AND m.membership <> 5
-        AND NOT EXISTS (SELECT FROM wanted w WHERE w.membership = 5)
+    WHERE m.room_nid = $1::int AND m.membership <> {JOIN}
+        AND NOT EXISTS (SELECT FROM wanted w WHERE w.membership = {JOIN})
 ),
 gone AS (
     DELETE FROM memberships m
@@ -240,15 +240,15 @@ ON CONFLICT (principal_nid, room_nid) DO UPDATE
     SET membership = EXCLUDED.membership, event_nid = EXCLUDED.event_nid
     WHERE (memberships.membership, memberships.event_nid) <> (EXCLUDED.membership,
         EXCLUDED.event_nid)
-"""
+""")
 
-SQL_SET_MEMBER_POSITIONS: Final[LiteralString] = """
+SQL_SET_MEMBER_POSITIONS: Final[LiteralString] = fill("""
 UPDATE memberships m
 SET stream_ordering = d.stream_ordering,
     writer_nid = d.writer_nid
 FROM unnest($2::text[]) AS i (user_id)
 JOIN principals p ON p.name = i.user_id
-JOIN state_keys k ON k.type_nid = 2 AND k.state_key = i.user_id
+JOIN state_keys k ON k.type_nid = {TYPE_MEMBER} AND k.state_key = i.user_id
 CROSS JOIN LATERAL (
     SELECT stream_ordering, writer_nid
     FROM state_deltas
@@ -257,7 +257,7 @@ CROSS JOIN LATERAL (
     LIMIT 1
 ) AS d
 WHERE m.room_nid = $1::int AND m.principal_nid = p.principal_nid
-"""
+""")
 
 SQL_SET_PARTIAL: Final[LiteralString] = """
 UPDATE rooms r
@@ -339,7 +339,7 @@ WHERE stream_name = 'events' AND instance_name = $1::text
 FOR UPDATE  -- keeps others from moving this writer's position past an id not committed yet
 """
 
-SQL_PUBLISH: Final[LiteralString] = """
+SQL_PUBLISH: Final[LiteralString] = fill("""
 WITH
 fact AS MATERIALIZED (
     SELECT nextval('events_stream') AS stream_id, w.writer_nid
@@ -372,7 +372,8 @@ member AS (  -- their syncs get the room by this position
     CROSS JOIN delta d
     JOIN state_keys k USING (state_key_nid)
     JOIN principals p ON p.name = k.state_key
-    WHERE m.room_nid = $1::int AND m.principal_nid = p.principal_nid AND k.type_nid = 2
+    WHERE m.room_nid = $1::int AND m.principal_nid = p.principal_nid
+        AND k.type_nid = {TYPE_MEMBER}
 ),
 published AS (  -- the fact of the stream: it wakes the syncs of the room
     INSERT INTO outlier_memberships (stream_id, event_nid, writer_nid)
@@ -397,7 +398,7 @@ UPDATE stream_positions p
 SET stream_id = GREATEST(p.stream_id, fact.stream_id)
 FROM fact
 WHERE p.stream_name = 'events' AND p.instance_name = $2::text
-"""
+""")
 
 
 async def repair_deltas(conn: Connection, room: VerifiedRoom) -> None:

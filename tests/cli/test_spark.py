@@ -155,7 +155,7 @@ async def test_tasks_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     context = SimpleNamespace(statusTracker=lambda: tracker)
     monkeypatch.setattr("storage.cli.common.ProgressDisplay.__call__", show)
-    monkeypatch.setattr("storage.cli.spark.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("storage.cli.spark.POLL_SECONDS", 0.01)
     with tasks_shown(SimpleNamespace(sparkContext=context), quiet=False):
         assert seen.wait(10)
     assert shown[0] == Progress("spark", 3, 8, "tasks")

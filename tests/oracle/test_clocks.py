@@ -230,7 +230,7 @@ async def stepping(references: References, database: Database) -> None:
     "of, name, mistake",
     [
         (cut_point, "_arrived_before", bisected),
-        (References, "_look_at_later", stepping),
+        (References, "_read_later", stepping),
     ],
 )
 def test_the_worlds_notice(

@@ -175,7 +175,7 @@ async def test_a_large_state_is_shown_in_turns(
     await deliver(store, room)
     found = await store.members(RoomId(room.room_id))
     async with LoopTurns() as turns:
-        turns.watch(monkeypatch, client_page, "_form")
+        turns.watch(monkeypatch, client_page, "_formatted")
         shown = await store.client_events(LOCAL, found, as_state=True)
     assert len(shown) == turns.total == len(found)
     assert turns.most <= ITEMS

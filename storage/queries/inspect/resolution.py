@@ -86,7 +86,7 @@ class MeetingRow(NamedTuple):
     is_stored: bool
 
 
-class LoadedEventRow(NamedTuple):
+class ResolutionEventRow(NamedTuple):
     """An event with its bytes, for the checks."""
 
     event_id: EventId
@@ -299,7 +299,7 @@ class ReplayLoader:
         ]
         if len(self.events) + len(lacking) > EVENTS_MAX:
             raise InputError(f"the resolution needs more than {EVENTS_MAX} events to replay")
-        for row in await conn.fetch(SQL_LOADED, lacking, row=LoadedEventRow):
+        for row in await conn.fetch(SQL_LOADED, lacking, row=ResolutionEventRow):
             raw = decode(row.json, row.event_id, row.room_id)
             try:
                 event = load(raw, row.room_version, row.event_id, redacted=row.redacted_form)
