@@ -846,8 +846,13 @@ def _unchanged_keys(room: ChangedRoom, state: RoomState, limit: int) -> Iterator
         if event.state_key is not None
     }
     if last:
-        events = itertools.chain(state.throughout, state.at_end)
-        read = {(event.type, event.state_key) for event in events}
+        # no content is read of what came before the timeline: that may be a large state
+        first = min(last.values())
+        read = {
+            (event.type, event.state_key)
+            for event in itertools.chain(state.throughout, state.at_end)
+            if (event.stream_ordering or 0) >= first
+        }
         for key in last.keys() - read:
             yield ShownKey(room.row.room_nid, *key, last[key], room.row.upper)
 
