@@ -28,7 +28,7 @@ from storage.queries.sliding.selection import PreparedRequest
 from storage.queries.sliding.types import SlidingSync, SlidingSyncRequest
 from storage.queries.sync import PollResult, Sync, SyncRequest, poll_until_changed
 from storage.queries.sync.changed_rooms import ACCOUNT_DATA, OTHER_STREAMS, ChangeSnapshot
-from storage.queries.sync.response import Include, Included
+from storage.queries.sync.included import Include, Included
 from storage.queries.unread import COUNT_MAX, UNREAD_TYPES, Unread, UnreadRequest
 from storage.store.core import StoreCore
 from storage.streams import SyncToken, VectorPosition

@@ -15,7 +15,7 @@ import storage
 from storage import Store, Sync, SyncFilter
 from storage.errors import InputError
 from storage.ids import RoomId, UserId
-from storage.queries.sync import response
+from storage.queries.sync import included
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.queries.conftest import StatementLog
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, append, deliver, new_room
@@ -164,8 +164,8 @@ async def test_facts_of_rooms_that_the_user_is_not_in(
     for one in (room, left, strange):
         await read(store, OTHER, one.events[-1])
         await store.account_data.set(USER, "m.tag", {}, room_id=one.room_id)
-    for by_position in (response.BY_POSITION, 0):
-        monkeypatch.setattr(response, "BY_POSITION", by_position)
+    for by_position in (included.BY_POSITION, 0):
+        monkeypatch.setattr(included, "BY_POSITION", by_position)
         found = await look(store, token)
         assert found.join.keys() == {room.room_id}
         assert {one: part.account_data for one, part in found.leave.items()} == {
@@ -303,8 +303,8 @@ async def test_parts_of_an_initial_sync(store: Store) -> None:
 async def test_the_number_of_statements_is_constant(
     store: Store, statements: StatementLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for by_position in (response.BY_POSITION, 0):
-        monkeypatch.setattr(response, "BY_POSITION", by_position)
+    for by_position in (included.BY_POSITION, 0):
+        monkeypatch.setattr(included, "BY_POSITION", by_position)
         counts = set[int]()
         for many in (1, 6):
             rooms = [
@@ -439,7 +439,7 @@ async def test_random_facts_of_two_writers_agree_with_brute_force(
     seen: Counter[str] = Counter()
     async with storage.open(dsn, server_name="s1.test", instance_name="second") as second:
         for number in range(RUNS):
-            monkeypatch.setattr(response, "BY_POSITION", (2_000, 0)[number % 2])
+            monkeypatch.setattr(included, "BY_POSITION", (2_000, 0)[number % 2])
             rng = random.Random(number)
             rooms = [new_room(seed=100 * number + one, members=[LOCAL, OTHER]) for one in range(3)]
             rooms[number % 2].leave(LOCAL)

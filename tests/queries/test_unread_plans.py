@@ -11,7 +11,7 @@ import pytest_asyncio
 from storage import Store
 from storage.ids import UserId
 from storage.queries import threads, unread
-from storage.queries.sync import response
+from storage.queries.sync import included
 from storage.streams.positions import LARGEST_POSITION
 from storage.testing import RoomBuilder
 from tests.queries.rooms import ADMIN, LOCAL, deliver, new_room
@@ -150,7 +150,7 @@ async def test_included_facts_are_read_by_their_indexes(read_room: CrowdedRoom) 
     ):
         plan = await plan_of(
             read_room.store,
-            response.SQL_INCLUDED,
+            included.SQL_INCLUDED,
             *(LOCAL, "A", True, True, 1_003_000, [], [], way, [], True, True),
             *(0, [], [], 0, [], [], None, [], [], None),
         )

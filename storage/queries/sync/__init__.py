@@ -6,7 +6,8 @@
 3. state.py: the state at the start and at the end of the timelines, whole or as changes. Sliding
    sync has parts of it as well. It also reads the events that become stripped state.
 
-response.py puts them together, types.py has the results, changed_rooms.py the long poll. Where a
+response.py puts them together, included.py adds receipts, account data,
+to-device messages and counts, types.py has the results, changed_rooms.py the long poll. Where a
 process has followed no change, it requests the positions alone first. Where only timelines have new
 events, it requests those with the positions. One statement is a snapshot without a transaction. If
 there are more changes after all, they are read in a snapshot of several statements. So a look takes

@@ -1,4 +1,4 @@
--- Sent by storage.queries.sync.response._facts. Parameters: $1 user_id text, $2 device_id text, $3
+-- Sent by storage.queries.sync.included._facts. Parameters: $1 user_id text, $2 device_id text, $3
 -- reads_receipts boolean, $4 reads_account_data boolean, $5 receipts_after bigint, $6
 -- receipts_writers text[], $7 receipts_positions bigint[], $8 receipts_way text, $9 whole_rooms
 -- int[], $10 of_no_room boolean, $11 has_since boolean, $12 data_after bigint, $13 data_writers
