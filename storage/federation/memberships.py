@@ -1,7 +1,7 @@
 """`Memberships`: local users join, knock, leave and invite, here or through other servers.
 
 If this server is in the room, it makes the event. If not, the servers of the room are tried one
-after the other (join_through.py). The server of an invited user signs the invite.
+after the other (joining.py). The server of an invited user signs the invite.
 """
 
 import secrets

@@ -276,7 +276,7 @@ async def state_and_chain_ids(
 # --------------------------------------------------------------------------------------------------
 # Differences of auth chains: the events in the chains of some sets of events, but not of all.
 #
-# The sets are compared by the chain cover, as in `storage.queries.auth_chain`. Events without a
+# The sets are compared by the chain cover, as above. Events without a
 # position are loose, and their auth chains are read.
 #
 # Source: room versions, state resolution v2, auth difference.

@@ -100,7 +100,7 @@ page AS MATERIALIZED (  -- of each type the limit and one more, which shows that
             e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
         FROM events e
         WHERE e.relates_to = r.key AND e.rel_type_nid = kind.rel_type_nid
-            AND e.room_nid + 0 = r.room_nid AND NOT e.outlier  -- + 0: see aggregations.py
+            AND e.room_nid + 0 = r.room_nid AND NOT e.outlier  -- + 0: see PART_BUNDLES
             AND (e.topological_ordering, e.stream_ordering) <= {upper}
             AND {above_lower}
             AND (e.backfilled OR e.stream_ordering <= :upper_live)

@@ -39,7 +39,7 @@ from storage.streams.caches import Cache, Ticket
 from storage.turns import parts
 
 # --------------------------------------------------------------------------------------------------
-# The texts of state events: types, keys and ids for the numbers of a folded state (state_at.py).
+# The texts of state events: types, keys and ids for the numbers of a folded state.
 #
 # The rows of the chain cover have the id and the state key of an event. So one ordered pass over an
 # index and dense rows reads both. They are requested in parts of a thousand, and each part returns
@@ -356,7 +356,7 @@ class StatePathRow(NamedTuple):
 
     ``at_event_ids``: the requested events with this group, if any. ``state_group`` None: outliers.
 
-    ``partial_room_id``: their room, where the state lacks members (partial_rooms.py). ``back`` and
+    ``partial_room_id``: their room, where the state lacks members. ``back`` and
     ``path`` are None where there is nothing to fold: of outliers, cached groups and lost groups.
     """
 
@@ -565,8 +565,6 @@ def _events(entries: dict[int, int]) -> list[int]:
 
 # --------------------------------------------------------------------------------------------------
 # The current state of a room, its extremities, and the rooms that a user is in.
-#
-# state_at.py has the state at events.
 
 SQL_CURRENT_STATE: Final[LiteralString] = """
 SELECT t.type, k.state_key, e.event_id

@@ -5,7 +5,7 @@ The path is stored as differences to the group's own number, all of one width::
     1 byte    the width of a difference, 1 to 4; plus 8 if the beginning is left out
     n x width the differences, big-endian, in the order of the path, without the group itself (0)
 
-Seven groups of eight are on the low level (`storage.state.paths`). Their paths are equal up
+Seven groups of eight are on the low level. Their paths are equal up
 to the last row before that level, which is never on the low level. Only that row has the beginning,
 so the others store it as their first difference, and then the rows of the low level.
 

@@ -6,7 +6,7 @@ stream "caches": a state that resolution changed, an event that was reordered. A
 the name of a cache and a key, or no key for the whole cache. The name ``cs_cache_fake`` means
 everything that depends on the current state of a room. Its key is the room id, followed by the
 users whose membership changed. ``auth_chain_ids`` means that events of a room were deleted: reads
-of chains compare the position of the row (`storage.streams.caches`). ``removed`` lists the
+of chains compare the position of the row. ``removed`` lists the
 deleted rows of a room, see `Removed`. The key of ``forgotten`` is a room, and the user who has
 forgotten it. ``dictionaries`` means that writers have a new dictionary to encode events with.
 

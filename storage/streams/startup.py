@@ -345,7 +345,7 @@ async def enter(
     `storage.streams.restore_detection.notice`. ``defined`` are its streams beside the built-in
     ones.
 
-    A new name waits for running writes, and lets none begin (`storage.streams.startup`). So
+    A new name waits for running writes, and lets none begin. So
     each write sees every writer that may have taken a smaller id than its own.
     """
     if previous is None and not defined and await _is_continued(conn, instance_name):

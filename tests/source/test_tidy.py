@@ -44,6 +44,8 @@ SLEEP_IS_POLLING = {"storage/database/embedded.py", "tests/pipeline/cluster.py"}
 OUTSIDE_PAGE = re.compile(r"\b(design|api|rules|streams)\.md\b")
 """Pages that the package does not have: a reader could not follow the reference."""
 
+FILE_NAME = re.compile(r"(?<![\w/.*-])(?:[a-z_0-9]+/)*[a-z_0-9]+\.py\b(?![\w(])")
+
 LOCAL_PATH = re.compile(r"(?<![\w.])/(work|root|home)/\w")
 
 
@@ -315,6 +317,19 @@ def test_the_package_cites_no_page_outside_of_it() -> None:
         for path in files_below("storage", "migrations")
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if OUTSIDE_PAGE.search(line)
+    ]
+    assert found == []
+
+
+def test_a_file_that_the_package_names_exists_and_is_another() -> None:
+    files = [name_of(path) for path in [*ALL_PYTHON, *files_below("examples", suffix=".py")]]
+    found = [
+        f"{name}:{number} {line.strip()}"
+        for name in files
+        if name.startswith("storage/")
+        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1)
+        for named in FILE_NAME.findall(line)
+        if not any(f"/{other}".endswith(f"/{named}") for other in files if other != name)
     ]
     assert found == []
 

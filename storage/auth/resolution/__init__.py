@@ -1,15 +1,12 @@
 """State resolution, pure: one state from several, by room version.
 
-conflicts    split states into unconflicted and conflicted keys
-graph        auth chains, auth difference, conflicted state subgraph over an in-memory map
+lookup       split states into unconflicted and conflicted keys
 v1           room version 1
-v2           room versions 2 to 11 (v2) and 12 (v2.1): the phases; power_order, mainline and iterate
-             are its three parts
-resolve      the entry points
-needed       the events to load before `resolve_conflicts`
-replay       the checks of `resolve_conflicts` in their order, with their results
-incremental  versions 2 and 2.1 incrementally, from an earlier result; incremental_checks is its
-             part that checks
+v2           room versions 2 to 11 (v2) and 12 (v2.1): the phases and the orders; auth chains, auth
+             difference and conflicted state subgraph over an in-memory map
+resolve      the entry points, and the events to load before `resolve_conflicts`
+incremental  versions 2 and 2.1 incrementally, from an earlier result: this is what an append runs;
+             the checks of `resolve_conflicts` in their order, with their results
 
 An event whose auth check needs a missing event is skipped; it never stops a resolution.
 """

@@ -9,7 +9,7 @@ on the whole new set:
 - If the citations between events change, or events leave, the power events are ordered again.
 - The other events are ordered again along the mainline. It reads each event once, and repeats no
   check of events that stay in order.
-- The checks are those of `storage.auth.resolution.incremental`.
+- The checks are repeated only where a change affects them (the second half of this file).
 
 The work is done in small steps: `change` yields after each, True if something has to be loaded
 before the next.

@@ -6,7 +6,7 @@ the write fails, the caches are cleared, and all plans based on it are made agai
 this process work at the same time, even on one room.
 
 A room whose state takes long to resolve is planned separately, so that the other rooms need not
-wait for it (`storage.persist.commit.group_commit`).
+wait for it.
 
 Writes by other processes are detected when the database refuses a plan. Deletions may not be
 detected that way: a purged event that comes back would count as a duplicate. Each deletion is

@@ -503,7 +503,7 @@ prepare_ahead(SQL_LOAD_BATCH, SQL_LOAD_NAMES, writes=True)
 
 
 # --------------------------------------------------------------------------------------------------
-# Load all that a batch of events needs by one statement (`storage.persist.load.prefetch`).
+# Load all that a batch of events needs by one statement.
 #
 # A small statement is enough if only names are missing. Rows of all kinds come in the same columns
 # (`storage.persist.load.events`). Each kind has a function that puts them into the change

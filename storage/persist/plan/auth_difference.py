@@ -37,7 +37,7 @@ from storage.state.groups import Group
 # Find the auth difference and the conflicted subgraph by walking whole auth chains.
 #
 # This is needed if an event of the search has no position in the chain cover: a rejected event in a
-# state that a caller gave. `storage.persist.plan.auth_difference` finds the same without the walk.
+# state that a caller gave. The other half of this file finds the same by the chain cover.
 #
 # The module also computes the closures of events in memory (`closures`), for both ways.
 

@@ -190,7 +190,7 @@ class ExtremityChange(NamedTuple):
     """The forward extremities after an event, and the gaps that it supersedes.
 
     ``superseded`` does not list the event's own missing parents. ``dropped`` are events that would
-    be extremities but are left out: by `storage.persist.plan.topology`, or because the
+    be extremities but are left out: above the limit of extremities, or because the
     events that superseded them were purged (`is_extremity_again`). ``refused`` are the refused
     events that are superseded now.
     """

@@ -1,4 +1,4 @@
-"""One table of the mirror, in Delta Lake's format. Only this module and day_table.py use deltalake.
+"""One table of the mirror, in Delta Lake's format. Only this module writes by deltalake.
 
 A pass is one commit. It adds files, removes those that it has rewritten, and has the position that
 the table then has, so a pass happens once or not at all. The commit also has the number of the pass

@@ -3,7 +3,7 @@
 A process keeps the lists of the users who synced last. One statement reads a list the first time.
 From then on a request costs what has changed, however many rooms the user has:
 
-1. The rooms that were published here as changed since the list was made (list_changes.py). For a
+1. The rooms that were published here as changed since the list was made. For a
    new event in a room of the user that is the whole change: the position of the event is the new
    activity. A changed membership is read from the database.
 2. The rooms with commits in the snapshot that were not published here yet

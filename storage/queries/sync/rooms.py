@@ -1,7 +1,4 @@
-"""The rooms that have changed for a user, each with its timeline, in one statement.
-
-storage/queries/sync/rooms.py says what a timeline has, and why the statement reads it so.
-"""
+"""The rooms that have changed for a user, each with its timeline, in one statement."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
