@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from storage.database.migration_steps import MigrationStep
 
-HEAD_REVISION: Final = "0001"
+HEAD_REVISION: Final = "0002"
 """The latest that this package knows, and that of schema.sql; `migrate` migrates to it."""
 
 OLDEST_REVISION: Final = "0001"

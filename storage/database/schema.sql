@@ -172,9 +172,7 @@ CREATE TABLE rooms (
     completed_at bigint,
     in_order_ts bigint NOT NULL DEFAULT -9223372036854775808,
     CONSTRAINT rooms_pkey PRIMARY KEY (room_nid),
-    CONSTRAINT rooms_room_id_key UNIQUE (room_id),
-    CONSTRAINT rooms_extremities_check CHECK (forward_extremities = '{}'
-        OR current_state_group IS NOT NULL)
+    CONSTRAINT rooms_room_id_key UNIQUE (room_id)
 ) WITH (fillfactor = 70);
 COMMENT ON TABLE rooms IS
     'One row per room, updated by every append (its free space keeps those updates in the page). '
@@ -296,28 +294,7 @@ CREATE TABLE events (
     describes_room boolean,
     in_order_ts bigint DEFAULT -9223372036854775808,
     CONSTRAINT events_pkey PRIMARY KEY (event_nid) WITH (fillfactor = 100),
-    CONSTRAINT events_stream_ordering_key UNIQUE (stream_ordering) WITH (fillfactor = 100),
-    CONSTRAINT events_outlier_check CHECK (
-        outlier = (stream_ordering IS NULL)
-        AND outlier = (topological_ordering IS NULL)
-        AND outlier = (state_group_before IS NULL)
-        AND outlier = (audience IS NULL)
-    ),
-    CONSTRAINT events_depth_check CHECK (depth IS NOT NULL OR topological_ordering IS NOT NULL),
-    CONSTRAINT events_state_after_check CHECK (state_group_after IS NULL
-        OR (state_key_nid IS NOT NULL AND rejected IS NULL AND NOT outlier)),
-    CONSTRAINT events_membership_check CHECK ((membership IS NOT NULL) = (type_nid = 2
-        AND state_key_nid IS NOT NULL)),
-    CONSTRAINT events_relation_check CHECK (
-        (relates_to IS NULL) = (rel_type_nid IS NULL)
-        AND (replaces IS NULL) = (rel_type_nid IS DISTINCT FROM 19)
-    ),
-    CONSTRAINT events_refused_check CHECK (refused IS NULL OR soft_failed),
-    CONSTRAINT events_superseded_check CHECK (superseded IS NULL OR refused IS NOT NULL),
-    CONSTRAINT events_distance_check CHECK (
-        (prev_events IS NULL OR prev_distance IS NULL)
-        AND (auth_events IS NULL OR auth_distance_1 IS NULL)
-    )
+    CONSTRAINT events_stream_ordering_key UNIQUE (stream_ordering) WITH (fillfactor = 100)
 );
 ALTER TABLE events ALTER COLUMN json SET STORAGE EXTERNAL;
 -- makes the planner use the index even where one event has most of the relations
@@ -570,8 +547,7 @@ CREATE TABLE reordered_events (
     event_nid bigint NOT NULL,
     topological_before bigint NOT NULL,
     room_nid int NOT NULL,
-    CONSTRAINT reordered_events_pkey PRIMARY KEY (room_nid, moves, event_nid),
-    CONSTRAINT reordered_events_moves_check CHECK (moves > 0)
+    CONSTRAINT reordered_events_pkey PRIMARY KEY (room_nid, moves, event_nid)
 );
 COMMENT ON TABLE reordered_events IS
     'Former topological positions of events that moved up '
@@ -678,24 +654,7 @@ CREATE TABLE state_groups (
     member_key_nid int,
     event_nid bigint,
     path bytea,
-    CONSTRAINT state_groups_pkey PRIMARY KEY (state_group) WITH (fillfactor = 100),
-    CONSTRAINT state_groups_back_check CHECK (back[cardinality(back)] = 0),
-    CONSTRAINT state_groups_keys_check CHECK (
-        cardinality(key_nids) IS NOT DISTINCT FROM cardinality(event_nids)
-    ),
-    CONSTRAINT state_groups_member_keys_check CHECK (
-        cardinality(member_key_nids) IS NOT DISTINCT FROM cardinality(member_event_nids)
-    ),
-    CONSTRAINT state_groups_path_check CHECK (
-        (path IS NULL) <> (back IS NULL)
-        -- the group before the low level has a digest
-        AND (digest IS NOT NULL OR get_byte(path, 0) > 4)
-    ),
-    CONSTRAINT state_groups_entry_check CHECK (CASE
-        WHEN event_nid IS NULL THEN COALESCE(key_nid, member_key_nid) IS NULL
-        ELSE (key_nid IS NULL) <> (member_key_nid IS NULL)
-            AND COALESCE(key_nids, member_key_nids) IS NULL
-    END)
+    CONSTRAINT state_groups_pkey PRIMARY KEY (state_group) WITH (fillfactor = 100)
 );
 ALTER TABLE state_groups
     ALTER COLUMN key_nids SET STORAGE EXTERNAL,
@@ -1094,8 +1053,7 @@ CREATE TABLE visibility (
     audiences int8multirange NOT NULL,
     invited_audiences int8multirange,
     first_audience bigint,
-    CONSTRAINT visibility_pkey PRIMARY KEY (room_nid, principal_nid),
-    CONSTRAINT visibility_counts_check CHECK (joined_count >= 0 AND invited_count >= 0)
+    CONSTRAINT visibility_pkey PRIMARY KEY (room_nid, principal_nid)
 ) WITH (fillfactor = 85);
 COMMENT ON TABLE visibility IS
     'The audiences of a room that a principal is in: a local user, a server, everybody (principal '

@@ -213,23 +213,6 @@ INVARIANTS: Final[Mapping[str, str]] = {
     "schema_compatibility_singleton_check": "the column is never given",
     "background_jobs_batch_check": "a batch has at least one row (storage/database/background.py)",
     "state_keys_type_nid_fkey": "types are interned before state keys, and neither is ever removed",
-    "rooms_extremities_check": "persist/ writes both columns from one value",
-    "events_outlier_check": "persist/ builds a row of an outlier or of an event with its position, "
-    "never of a mixture",
-    "events_state_after_check": "persist/ gives a group only to accepted state events",
-    "events_distance_check": "edge_columns writes each edge in one of the two forms",
-    "events_refused_check": "persist/ writes a verdict only with soft_failed",
-    "events_superseded_check": "persist/ writes it for refused events only",
-    "events_relation_check": "persist/ writes the three columns from one relation",
-    "events_membership_check": "membership is computed from type and state key",
-    "reordered_events_moves_check": "rooms.moves is counted up from 0 before it is written",
-    "events_depth_check": "a depth is left out only of an event with a position",
-    "state_groups_path_check": "path_columns writes a path in one of the two forms",
-    "state_groups_entry_check": "row_of writes the entries in one of the two forms",
-    "state_groups_back_check": "a path ends with the group itself",
-    "state_groups_keys_check": "both arrays come from one mapping",
-    "state_groups_member_keys_check": "both arrays come from one mapping",
-    "visibility_counts_check": "counts follow current_state, under the room's write_version",
 }
 """Constraints that only a defect of this engine can violate, with their guarantees.
 

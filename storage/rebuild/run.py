@@ -11,13 +11,16 @@ from storage.config import Config
 from storage.database.archived_bytes import MAINTENANCE_MS
 from storage.database.connection import Connection, Database
 from storage.database.names import InternedNames
+from storage.database.placeholders import fill
 from storage.database.pool import begun
 from storage.errors import DatabaseConflict, StorageCorrupt
 from storage.ids import EventId
 from storage.maintenance.indexes import refuse_corrupt_indexes
+from storage.maintenance.room_states import PART_ROOM_EVENTS
 from storage.maintenance.totals import event_total
 from storage.maintenance.verify.current import check_deltas
 from storage.maintenance.verify.event_loader import VerifiedRoom, read_room
+from storage.maintenance.verify.row_rules import check_row_rules
 from storage.maintenance.verify.states import check_groups
 from storage.observability.counters import Counted, Report, silent
 from storage.persist.room_lock import lock_room
@@ -55,6 +58,37 @@ SQL_CURRENT_GROUP: Final[LiteralString] = """
 SELECT current_state_group
 FROM rooms
 WHERE room_id = $1::text
+"""
+
+# --------------------------------------------------------------------------------------------------
+# Rows that break a rule (storage/maintenance/verify/row_rules.py), so that planning can read them.
+# Their values may be wrong afterwards: the swap replaces those.
+
+SQL_REGULAR_EVENTS: Final[LiteralString] = fill(
+    """
+UPDATE events e
+SET outlier = e.stream_ordering IS NULL,
+    depth = CASE WHEN e.stream_ordering IS NULL THEN COALESCE(e.depth, 0) ELSE e.depth END,
+    topological_ordering = CASE WHEN e.stream_ordering IS NOT NULL
+        THEN COALESCE(e.topological_ordering, 1) END,
+    state_group_before = CASE WHEN e.stream_ordering IS NOT NULL
+        THEN COALESCE(e.state_group_before, 0) END,
+    audience = CASE WHEN e.stream_ordering IS NOT NULL THEN COALESCE(e.audience, 0) END
+FROM {events} AS i
+WHERE e.event_nid = i.event_nid AND (
+    e.outlier <> (e.stream_ordering IS NULL) OR e.outlier <> (e.topological_ordering IS NULL)
+    OR e.outlier <> (e.state_group_before IS NULL) OR e.outlier <> (e.audience IS NULL)
+    OR COALESCE(e.depth, e.topological_ordering) IS NULL
+)
+""",
+    events=PART_ROOM_EVENTS,
+)
+
+SQL_REGULAR_GROUPS: Final[LiteralString] = """
+UPDATE state_groups
+SET key_nids = NULL, event_nids = NULL, member_key_nids = NULL, member_event_nids = NULL
+WHERE room_nid = $1::int AND event_nid IS NOT NULL
+    AND COALESCE(key_nids, event_nids, member_key_nids, member_event_nids) IS NOT NULL
 """
 
 SQL_SET_BYTES: Final[LiteralString] = """
@@ -185,6 +219,7 @@ class Rebuilder:
 
         Raise `UnknownRoom`. Raise `StorageCorrupt`, and change nothing, if the input is unreadable.
         """
+        await self._make_regular(room_id)
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return await self._attempt(await self._input(room_id), None, report)
@@ -234,6 +269,20 @@ class Rebuilder:
         is_doubtful = work.replay.has_foreign or entered.mark is not None
         self._shadow_events += work.planned - (0 if is_doubtful else EMPTIED_AFTER)
         return rebuilt
+
+    async def _make_regular(self, room_id: str) -> None:
+        """Make rows that break a rule readable, if there are any."""
+        async with self._database.connection() as reader:
+            room = await read_room(reader, room_id, self._server_name)
+            if await anext(check_row_rules(reader, room), None) is None:
+                return
+
+        async def work(conn: Connection) -> None:
+            room_nid = await lock_room(conn, room_id)
+            await conn.execute(SQL_REGULAR_EVENTS, room_nid)
+            await conn.execute(SQL_REGULAR_GROUPS, room_nid)
+
+        await self._database.run(work)
 
     async def _make_room(self, room_id: str) -> None:
         """Empty the shadow tables if they have much, something doubtful, or this room."""

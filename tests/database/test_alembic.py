@@ -226,7 +226,7 @@ async def test_check_names_the_difference(dsn: str) -> None:
         "ALTER TABLE events ALTER COLUMN depth SET DEFAULT 0",
         "ALTER TABLE events ADD COLUMN theirs int",
         "ALTER TABLE rooms ADD CONSTRAINT small CHECK (room_nid < 1000000)",
-        "ALTER TABLE rooms DROP CONSTRAINT rooms_extremities_check",
+        "ALTER TABLE cursors DROP CONSTRAINT cursors_position_check",
         "ALTER TABLE events DISABLE TRIGGER events_auth_events_once",
         "ALTER TABLE rooms SET (fillfactor = 71)",
         "CREATE OR REPLACE FUNCTION order_slack() RETURNS bigint LANGUAGE sql"
@@ -237,7 +237,7 @@ async def test_check_names_the_difference(dsn: str) -> None:
     assert failure == (
         "FAILED: the database differs from schema.sql: column events.depth differs; "
         "column events.theirs is not of this release; "
-        "constraint rooms.rooms_extremities_check is missing; "
+        "constraint cursors.cursors_position_check is missing; "
         "constraint rooms.small is not of this release; function order_slack() differs; "
         "index events_room_stream_idx is missing; sequence event_nids differs; "
         "table rooms differs; trigger events.events_auth_events_once differs"

@@ -9,10 +9,8 @@ import pytest
 import storage
 from storage import Store
 from storage.database.columns import AUTH_NIDS, PREV_NIDS
-from storage.errors import ConstraintViolated
 from storage.persist.write.events import AUTH_DISTANCES, edge_columns
-from storage.testing import build_room
-from tests.maintenance.rooms import LIVELY, SERVER
+from tests.maintenance.rooms import SERVER
 
 FAR: Final = 2**40
 EDGES: Final = {*PREV_NIDS.columns, *AUTH_NIDS.columns} - {"event_nid"}
@@ -74,10 +72,3 @@ async def test_the_schema_reads_what_is_written(store: Store) -> None:
             taken += [row[name] for name in AUTH_DISTANCES]
             found = await conn._driver.fetchrow(SQL_READ, nid, *taken)
             assert [tuple(one) for one in found] == [prev[at], auth[at]]
-
-
-async def test_both_forms_of_an_edge_at_once_are_refused(store: Store) -> None:
-    await store.append(build_room(LIVELY, 20, seed=1).pdus)
-    for change in ("prev_events = '{1}'", "auth_events = '{1}'"):
-        with pytest.raises(ConstraintViolated, match="events_distance_check"):
-            await execute(store, f"UPDATE events SET {change} WHERE prev_distance = 1")

@@ -2,14 +2,11 @@
 
 from typing import Final
 
-import pytest
-
 import storage
 from storage import Store
-from storage.errors import ConstraintViolated
 from storage.rebuild import Rebuilder
-from storage.testing import SHAPES, build_room, generate_room
-from tests.maintenance.rooms import LIVELY, SERVER, deliver, findings
+from storage.testing import SHAPES, generate_room
+from tests.maintenance.rooms import SERVER, deliver, findings
 
 SQL_FORMS: Final = """
 SELECT
@@ -47,22 +44,3 @@ async def test_the_rows_of_a_room_are_narrow(dsn: str) -> None:
         async with Rebuilder.opened(dsn, SERVER) as rebuilder:
             assert (await rebuilder.rebuild(room.room_id)).events == 0
         assert await forms(store) == found
-
-
-@pytest.mark.parametrize(
-    "change, constraint",
-    [
-        ("back = '{0}'", "state_groups_path_check"),
-        ("path = NULL", "state_groups_path_check"),
-        ("key_nids = '{1}', event_nids = '{1}'", "state_groups_entry_check"),
-        ("key_nid = NULL, member_key_nid = NULL", "state_groups_entry_check"),
-        ("key_nid = 1, member_key_nid = 1", "state_groups_entry_check"),
-    ],
-)
-async def test_both_forms_of_a_state_group_at_once_are_refused(
-    dsn: str, change: str, constraint: str
-) -> None:
-    async with storage.open(dsn, server_name=SERVER) as store:
-        await store.append(build_room(LIVELY, 10, seed=1).pdus)
-        with pytest.raises(ConstraintViolated, match=constraint):
-            await execute(store, f"UPDATE state_groups SET {change} WHERE event_nid IS NOT NULL")

@@ -21,6 +21,7 @@ from storage.maintenance.room_states import RoomStates
 REPAIRABLE: Final = frozenset(
     {
         "room_version",
+        "row_rules",
         "doubled_events",
         "columns",
         "topological_ordering",

@@ -39,6 +39,7 @@ from storage.maintenance.verify.graph import (
     finding_of,
     hide_facts,
 )
+from storage.maintenance.verify.row_rules import check_row_rules
 from storage.maintenance.verify.states import (
     broken_paths,
     check_current_group,
@@ -190,14 +191,18 @@ async def verify_room(
 ) -> AsyncIterator[Finding]:
     """Yield the differences in one room, each once.
 
-    Where the path of a state group cannot be read at all, nothing else of the room is checked. Call
+    Where the path of a state group cannot be read at all, or a row breaks a rule, nothing else of
+    the room is checked. Call
     it within a snapshot. Each check counts as an equal part of the room's events. Raise
     `UnknownRoom`.
     """
     room = await read_room(conn, room_id, server_name)
     size = 0 if counted is None else (await event_total(conn, [room_id])).rows
     reported = set[Finding]()
-    if broken := await broken_paths(conn, room):
+    if broken := [
+        *await broken_paths(conn, room),
+        *[finding async for finding in check_row_rules(conn, room)],
+    ]:
         for finding in broken:
             yield finding
         return
