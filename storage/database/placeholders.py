@@ -296,9 +296,12 @@ class OneInputRow(InputRows):
         return f"(SELECT {', '.join([*chosen, '1 AS ordinal'] if is_ordered else chosen)})"
 
     def parameters(self, first: int) -> dict[str, str]:
-        """Return the parameter of each column, numbered from ``first``."""
+        """Return the parameter of each column, numbered from ``first``.
+
+        A multirange is a text, which is cast where it is read.
+        """
         return {
-            column: f"${number}::{kind}"
+            column: f"${number}::{'text' if kind.endswith('multirange') else kind}"
             for number, (column, kind) in enumerate(self.types.items(), first)
         }
 
@@ -337,6 +340,16 @@ class NumberedStatement:
 
     sql: LiteralString
     binders: Mapping[str, Callable[[Any], list[object]]]
+    single: frozenset[str] = frozenset()
+    """The inputs of exactly one row."""
+
+    def takes(self, values: Mapping[str, object]) -> bool:
+        """Return whether the statement has a place for all rows of these values."""
+        for name, columns in values.items():
+            rows = max(map(len, columns.values()), default=0) if isinstance(columns, dict) else 1
+            if rows != 1 if name in self.single else rows and name not in self.binders:
+                return False
+        return True
 
     def bind(self, values: Mapping[str, object]) -> list[object]:
         """Return the arguments.
@@ -442,7 +455,8 @@ def compose(
         for name, columns in numbering.parameters.items()
         for column in columns
     )
-    return NumberedStatement(sql, binders)
+    lone = frozenset(n for n, item in numbering.inputs.items() if isinstance(item, OneInputRow))
+    return NumberedStatement(sql, binders, lone)
 
 
 def by_column(names: Sequence[str], rows: Iterable[Iterable[object]]) -> ColumnValues:

@@ -73,6 +73,7 @@ async def use(store: Store, room: RoomBuilder) -> None:
     await store.append([room.message(alice).pdu for _ in range(2)])
     for number in (2, 3):
         await store.append([room.join(room.user(number)).pdu])
+    await store.append([room.join(room.user(number)).pdu for number in (4, 5)])
     assert (await store.sync(alice, since=first.next_batch, device_id="PHONE")).join
     third = await store.sync(alice, since=first.next_batch)
     await store.append([room.message(alice).pdu])

@@ -101,9 +101,9 @@ async def upserts(store: Store, *events: BuiltEvent) -> dict[str, Upserts]:
     change_set = await change_set_of(store, *events)
     async with store.database.transaction() as conn:
         explaining = ExplainingConnection.over(conn)
-        given = all_tables.arguments(change_set, await author_of(conn), 1, [])
+        statement, given = all_tables.bound(change_set, await author_of(conn), 1, [])
         await conn.execute("SAVEPOINT before")
-        await explaining._explain(all_tables.SQL_WRITE, tuple(given))
+        await explaining._explain(statement, tuple(given))
         await conn.execute("ROLLBACK TO before")
     return {
         node["Relation Name"]: Upserts(

@@ -7,7 +7,7 @@ import asyncpg
 
 import storage
 from storage import AppendResult, Store
-from storage.persist.write.all_tables import SQL_WRITE
+from storage.persist.write.all_tables import SQL_WRITE, SQL_WRITE_STATE_EVENT
 from storage.persist.write.messages_only import SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE
 from storage.streams.feed import Advance, StreamRow
 from storage.testing import RoomBuilder
@@ -20,7 +20,7 @@ QUIET = storage.Config(follow_ms=3_600_000)
 ONE_CONNECTION = storage.Config(follow_ms=3_600_000, pool_size_max=1)
 
 
-WRITES = (SQL_WRITE, SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE)
+WRITES = (SQL_WRITE, SQL_WRITE_STATE_EVENT, SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE)
 
 
 STORED = "SELECT event_id, stream_ordering FROM events WHERE NOT outlier ORDER BY stream_ordering"

@@ -32,15 +32,19 @@ SQL_NO_STATISTICS = "ALTER TABLE events SET (autovacuum_enabled = false)"
 SQL_EPOCH = "SELECT epoch FROM stream_positions WHERE stream_name = 'events'"
 
 
-def large_room() -> tuple[list[bytes], list[bytes]]:
-    """Return the events to store, and a batch: messages, and a state event at the end."""
+def large_room() -> tuple[list[bytes], list[bytes], list[bytes]]:
+    """Return the events to store, messages with a state event in a batch, and one alone."""
     room = RoomBuilder("11", seed=1, sign=False, exact=False)
     admin = room.user(1)
     room.start(admin)
-    for _ in range(STORED + BATCH):
+    for _ in range(STORED):
+        room.message(admin)
+    side = room.fork(1)[0].topic(admin, "alone")
+    for _ in range(BATCH):
         room.message(admin)
     room.topic(admin, "plans")
-    return room.pdus[: -BATCH - 1], room.pdus[-BATCH - 1 :]
+    pdus = [event.pdu for event in room.events if event is not side]
+    return pdus[: -BATCH - 1], pdus[-BATCH - 1 :], [side.pdu]
 
 
 async def planned(conn: Connection, caches: WriterCaches, pdus: Sequence[bytes]) -> ChangeSet:
@@ -67,15 +71,15 @@ async def plan_of_write(conn: ExplainingConnection, change_set: ChangeSet) -> Qu
         given = messages_only.arguments(statement, change_set, author, 1)
         await conn._explain(statement.sql, tuple(given))
     else:
-        given = all_tables.arguments(change_set, author, 1, [])
-        await conn._explain(all_tables.SQL_WRITE, tuple(given))
+        sql, given = all_tables.bound(change_set, author, 1, [])
+        await conn._explain(sql, tuple(given))
     await conn.execute("ROLLBACK TO before")
     return conn.plans.pop()
 
 
 @pytest.mark.parametrize("generic", [False, True])
 async def test_a_write_does_not_grow_with_the_room(dsn: str, *, generic: bool) -> None:
-    before, batch = large_room()
+    before, batch, alone = large_room()
     async with storage.open(dsn, server_name="s1.test", config=QUIET) as store:
         async with store.database.connection() as conn:
             await conn.execute(SQL_NO_STATISTICS)
@@ -85,6 +89,7 @@ async def test_a_write_does_not_grow_with_the_room(dsn: str, *, generic: bool) -
             (batch[:-1], messages_only.SQL_WRITE_MESSAGES),
             (batch[:1], messages_only.SQL_WRITE_ONE_MESSAGE),
             (batch, all_tables.SQL_WRITE),
+            (alone, all_tables.SQL_WRITE_STATE_EVENT),
         ):
             async with store.database.transaction() as conn:
                 explaining = ExplainingConnection.over(conn, generic=generic)

@@ -30,6 +30,7 @@ async def driver(shared_dsn: str) -> "asyncpg.Connection":
 LINES_PER_STATEMENT = 150
 LONG_STATEMENTS = {
     "storage.persist.write.all_tables.SQL_WRITE",
+    "storage.persist.write.all_tables.SQL_WRITE_STATE_EVENT",
     "storage.queries.sliding.room_state.SQL_SLIDING_STATE",
     "storage.queries.sliding.timelines.SQL_TIMELINES",
     "storage.queries.sync.rooms.SQL_ROOMS",

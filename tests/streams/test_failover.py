@@ -15,20 +15,19 @@ import storage
 from storage import DatabaseError, DatabaseReplaced, EventId, ResyncNeeded, Store
 from storage.database import Database
 from storage.persist.commit.group_commit import BATCH_EVENTS_MAX
-from storage.persist.write.all_tables import SQL_WRITE
-from storage.persist.write.messages_only import SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE
 from storage.replication import Client, Server
 from storage.streams.restore_detection import JUMP
 from storage.streams.to_device import SQL_SEND
 from tests.failover import ReplicatedPair, value
 from tests.maintenance.rooms import SERVER, findings
 from tests.pausing import pause
+from tests.persist.writing import WRITES
 from tests.postgres import SQL_WAITING
 from tests.streams.lossy import ALICE, LOST, SELDOM, FailoverRoom, FeedRecorder, opened, timeline
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.every_postgres]
 
-WRITES = frozenset({SQL_WRITE, SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE, SQL_SEND})
+LOST_WRITES = frozenset({*WRITES, SQL_SEND})
 
 
 @pytest.fixture
@@ -209,7 +208,7 @@ class Silence:
         """So many writes are answered first."""
 
     def before(self, statement: str) -> None:
-        if self.is_armed and statement in WRITES:
+        if self.is_armed and statement in LOST_WRITES:
             self.passes -= 1
             if self.passes < 0:
                 self._proxy.answers.clear()

@@ -14,8 +14,6 @@ import pytest
 import storage
 from storage import CommitUnknown, DatabaseUnavailable, InstanceNameTaken, InvalidIdentifier, Store
 from storage.ids import UserId
-from storage.persist.write.all_tables import SQL_WRITE
-from storage.persist.write.messages_only import SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE
 from storage.streams import account_data, to_device
 from storage.streams.feed import StreamRow
 from storage.streams.position_poller import follow_once
@@ -23,6 +21,7 @@ from storage.streams.stream_writer import SQL_NEW_WRITER_EPOCH
 from storage.testing import RoomBuilder
 from tests.pausing import pause
 from tests.persist.connection_breaker import AnswerEater
+from tests.persist.writing import WRITES
 from tests.stored_bytes import bytes_of
 
 QUIET = storage.Config(follow_ms=3_600_000, pool_size_max=1)
@@ -51,7 +50,7 @@ COUNTED = {
 SENT: dict[str, tuple[str, ...]] = {
     "to_device": (to_device.SQL_SEND,),
     "account_data": (account_data.SQL_SET,),
-    "events": (SQL_WRITE, SQL_WRITE_MESSAGES, SQL_WRITE_ONE_MESSAGE),
+    "events": WRITES,
 }
 
 

@@ -1,6 +1,5 @@
--- Sent by storage.persist.write.all_tables._write_all and
--- storage.persist.write.all_tables.arguments. Parameters: $1 to $1 lock (room_nid), $2 to $5 placed
--- (event_nid, room_nid, backfilled, event_id), $6 to $10 set_state (event_nid, room_nid,
+-- Sent by storage.persist.write.all_tables.bound. Parameters: $1 to $1 lock (room_nid), $2 to $5
+-- placed (event_nid, room_nid, backfilled, event_id), $6 to $10 set_state (event_nid, room_nid,
 -- state_key_nid, membership, is_new), $11 to $12 removed_state (room_nid, state_key_nid), $13 to
 -- $22 new_room (room_nid, next_audience, current_state_group, max_topological_ordering,
 -- current_audience, room_id, room_version, forward_extremities, out_of_range, in_order_ts), $23 to
@@ -21,24 +20,25 @@
 -- readmitted), $107 to $111 new_gap (event_nid, room_nid, superseded, event_id, child_nids), $112
 -- to $126 new_group (state_group, digest, audience, room_nid, entry_count, runs, back, key_nids,
 -- event_nids, member_key_nids, member_event_nids, key_nid, member_key_nid, event_nid, path), $127
--- to $131 new_delta (event_nid, prev_event_nid, room_nid, state_key_nid, cause_nid), $132 to $138
--- set_membership (event_nid, principal_nid, room_nid, membership, cause_nid, stripped_state,
--- entered), $139 to $147 set_visibility (last_join_topological, room_nid, principal_nid,
--- joined_count, invited_count, audiences, invited_audiences, first_audience, is_new), $148 to $154
--- set_past (first_audience, opened_topological, room_nid, principal_nid, audiences,
--- invited_audiences, topological_ranges), $155 to $160 set_audience (audience, opened_topological,
--- room_nid, branches, continued, is_new), $161 to $163 new_waiting (redaction_nid, room_nid,
--- target_event_id), $164 to $165 target (event_id, room_nid), $166 to $172 new_chain_position
--- (event_nid, chain_nid, sequence_number, event_id, state_key, link_1, link_2), $173 to $176
--- new_link (chain_nid, target_chain_nid, sequence_number, target_sequence_number), $177 to $178
--- dropped (event_nid, room_nid), $179 to $184 new_transaction (event_nid, room_nid, sender_nid,
--- device_id, transaction_id, event_id), $185 to $186 new_invalidation (cache_name, keys_json), $187
--- instance_name text, $188 epoch int, $189 to $191 dependencies (timeline_nids, stored_nids,
--- state_groups), $192 to $192 settled (redaction_nid), $193 to $193 filled_gap (event_nid).
+-- to $131 new_delta (event_nid, prev_event_nid, room_nid, state_key_nid, cause_nid), $132 to $135
+-- out_of_band (event_nid, principal_nid, room_nid, stripped_state), $136 to $141 set_membership
+-- (event_nid, principal_nid, room_nid, membership, cause_nid, entered), $142 to $150 set_visibility
+-- (last_join_topological, room_nid, principal_nid, joined_count, invited_count, audiences,
+-- invited_audiences, first_audience, is_new), $151 to $156 set_audience (audience,
+-- opened_topological, room_nid, branches, continued, is_new), $157 to $163 set_past
+-- (first_audience, opened_topological, room_nid, principal_nid, audiences, invited_audiences,
+-- topological_ranges), $164 to $166 new_waiting (redaction_nid, room_nid, target_event_id), $167 to
+-- $168 target (event_id, room_nid), $169 to $175 new_chain_position (event_nid, chain_nid,
+-- sequence_number, event_id, state_key, link_1, link_2), $176 to $179 new_link (chain_nid,
+-- target_chain_nid, sequence_number, target_sequence_number), $180 to $181 dropped (event_nid,
+-- room_nid), $182 to $187 new_transaction (event_nid, room_nid, sender_nid, device_id,
+-- transaction_id, event_id), $188 to $189 new_invalidation (cache_name, keys_json), $190
+-- instance_name text, $191 epoch int, $192 to $194 dependencies (timeline_nids, stored_nids,
+-- state_groups), $195 to $195 settled (redaction_nid), $196 to $196 filled_gap (event_nid).
 
 WITH
--- More than 150 lines: all tables of an append in one round trip. Its checks for a stale plan need
--- the snapshot from before the write.
+-- More than 150 lines: all tables of an append in one round trip. Its checks for a stale
+        -- plan need the snapshot from before the write.
 locked AS MATERIALIZED (  -- in a fixed order, so that two writers never wait for each other
     SELECT room_nid, pg_advisory_xact_lock(1919905645 /* LOCK_ROOM */, room_nid)
     FROM (SELECT unnest($1::text::int[]) AS room_nid ORDER BY 1) AS ordered
@@ -185,28 +185,34 @@ set_state AS (
     WHERE NOT i.is_new
     ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET event_nid = EXCLUDED.event_nid, membership = EXCLUDED.membership
 ),
-removed_state AS (
-    DELETE FROM current_state c
-    USING (SELECT unnest($11::text::int[]) AS room_nid, unnest($12::text::int[]) AS state_key_nid WHERE $11::text <> '{}') AS i
-    WHERE c.room_nid = i.room_nid AND c.state_key_nid = i.state_key_nid
-),
 new_delta AS (
     INSERT INTO state_deltas (event_nid, prev_event_nid, room_nid, state_key_nid, stream_ordering, writer_nid)
     SELECT i.event_nid, i.prev_event_nid, i.room_nid, i.state_key_nid, p.stream_ordering, $44::smallint
     FROM (SELECT unnest($127::text::bigint[]) AS event_nid, unnest($128::text::bigint[]) AS prev_event_nid, unnest($129::text::int[]) AS room_nid, unnest($130::text::int[]) AS state_key_nid, unnest($131::text::bigint[]) AS cause_nid WHERE $129::text <> '{}') AS i
     JOIN positioned p ON p.event_nid = i.cause_nid
 ),
+removed_state AS (
+    DELETE FROM current_state c
+    USING (SELECT unnest($11::text::int[]) AS room_nid, unnest($12::text::int[]) AS state_key_nid WHERE $11::text <> '{}') AS i
+    WHERE c.room_nid = i.room_nid AND c.state_key_nid = i.state_key_nid
+),
 out_of_band AS (
     INSERT INTO outlier_memberships (stream_id, event_nid, writer_nid)
     SELECT nextval('events_stream'), i.event_nid, $44::smallint
-    FROM (SELECT unnest($132::text::bigint[]) AS event_nid, unnest($136::text::bigint[]) AS cause_nid WHERE $133::text <> '{}') AS i
-    WHERE i.cause_nid IS NULL
+    FROM (SELECT unnest($132::text::bigint[]) AS event_nid WHERE $132::text <> '{}') AS i
     RETURNING stream_id, event_nid
+),
+set_out_of_band AS (
+    INSERT INTO out_of_band_memberships (room_nid, principal_nid, event_nid, stripped_state)
+    SELECT i.room_nid, i.principal_nid, i.event_nid, i.stripped_state
+    FROM (SELECT unnest($132::text::bigint[]) AS event_nid, unnest($133::text::int[]) AS principal_nid, unnest($134::text::int[]) AS room_nid, unnest($135::text::text[]) AS stripped_state WHERE $132::text <> '{}') AS i
+    ON CONFLICT (room_nid, principal_nid)
+        DO UPDATE SET event_nid = EXCLUDED.event_nid, stripped_state = EXCLUDED.stripped_state
 ),
 set_membership AS (
     INSERT INTO memberships (event_nid, principal_nid, room_nid, membership, stream_ordering, writer_nid)
     SELECT i.event_nid, i.principal_nid, i.room_nid, i.membership, COALESCE(p.stream_ordering, o.stream_id), $44::smallint
-    FROM (SELECT unnest($132::text::bigint[]) AS event_nid, unnest($133::text::int[]) AS principal_nid, unnest($134::text::int[]) AS room_nid, unnest($135::text::smallint[]) AS membership, unnest($136::text::bigint[]) AS cause_nid WHERE $133::text <> '{}') AS i
+    FROM (SELECT unnest($136::text::bigint[]) AS event_nid, unnest($137::text::int[]) AS principal_nid, unnest($138::text::int[]) AS room_nid, unnest($139::text::smallint[]) AS membership, unnest($140::text::bigint[]) AS cause_nid WHERE $137::text <> '{}') AS i
     LEFT JOIN positioned p ON p.event_nid = i.cause_nid
     LEFT JOIN out_of_band o ON o.event_nid = i.event_nid AND i.cause_nid IS NULL
     ON CONFLICT (principal_nid, room_nid) DO UPDATE
@@ -216,94 +222,86 @@ set_membership AS (
             -- until a join, an invite or a knock; code that does not know the column keeps it
             forgotten = memberships.forgotten AND memberships.membership < 3 /* KNOCK */
                 AND EXCLUDED.membership < 3 /* KNOCK */ AND NOT EXISTS (
-                    SELECT FROM (SELECT unnest($133::text::int[]) AS principal_nid, unnest($134::text::int[]) AS room_nid, unnest($138::text::boolean[]) AS entered WHERE $133::text <> '{}') AS a
+                    SELECT FROM (SELECT unnest($137::text::int[]) AS principal_nid, unnest($138::text::int[]) AS room_nid, unnest($141::text::boolean[]) AS entered WHERE $137::text <> '{}') AS a
                     WHERE a.entered AND a.principal_nid = EXCLUDED.principal_nid
                         AND a.room_nid = EXCLUDED.room_nid
                 )
 ),
-set_out_of_band AS (
-    INSERT INTO out_of_band_memberships (room_nid, principal_nid, event_nid, stripped_state)
-    SELECT i.room_nid, i.principal_nid, i.event_nid, i.stripped_state
-    FROM (SELECT unnest($132::text::bigint[]) AS event_nid, unnest($133::text::int[]) AS principal_nid, unnest($134::text::int[]) AS room_nid, unnest($136::text::bigint[]) AS cause_nid, unnest($137::text::text[]) AS stripped_state WHERE $133::text <> '{}') AS i
-    WHERE i.cause_nid IS NULL
-    ON CONFLICT (room_nid, principal_nid)
-        DO UPDATE SET event_nid = EXCLUDED.event_nid, stripped_state = EXCLUDED.stripped_state
-),
 overruled AS (
     DELETE FROM out_of_band_memberships o
-    USING (SELECT unnest($133::text::int[]) AS principal_nid, unnest($134::text::int[]) AS room_nid, unnest($136::text::bigint[]) AS cause_nid WHERE $133::text <> '{}') AS i
+    USING (SELECT unnest($137::text::int[]) AS principal_nid, unnest($138::text::int[]) AS room_nid, unnest($140::text::bigint[]) AS cause_nid WHERE $137::text <> '{}') AS i
     WHERE o.room_nid = i.room_nid AND o.principal_nid = i.principal_nid AND i.cause_nid IS NOT NULL
 ),
 new_visibility AS (
     INSERT INTO visibility (last_join_topological, room_nid, principal_nid, joined_count, invited_count, audiences, invited_audiences, first_audience)
     SELECT i.last_join_topological, i.room_nid, i.principal_nid, i.joined_count, i.invited_count, i.audiences::int8multirange, i.invited_audiences::int8multirange, i.first_audience
-    FROM (SELECT unnest($139::text::bigint[]) AS last_join_topological, unnest($140::text::int[]) AS room_nid, unnest($141::text::int[]) AS principal_nid, unnest($142::text::int[]) AS joined_count, unnest($143::text::int[]) AS invited_count, unnest($144::text::text[]) AS audiences, unnest($145::text::text[]) AS invited_audiences, unnest($146::text::bigint[]) AS first_audience, unnest($147::text::boolean[]) AS is_new WHERE $140::text <> '{}') AS i
+    FROM (SELECT unnest($142::text::bigint[]) AS last_join_topological, unnest($143::text::int[]) AS room_nid, unnest($144::text::int[]) AS principal_nid, unnest($145::text::int[]) AS joined_count, unnest($146::text::int[]) AS invited_count, unnest($147::text::text[]) AS audiences, unnest($148::text::text[]) AS invited_audiences, unnest($149::text::bigint[]) AS first_audience, unnest($150::text::boolean[]) AS is_new WHERE $143::text <> '{}') AS i
     WHERE i.is_new
 ),
 set_visibility AS (  -- a purge may have deleted the row
     INSERT INTO visibility (last_join_topological, room_nid, principal_nid, joined_count, invited_count, audiences, invited_audiences, first_audience)
     SELECT i.last_join_topological, i.room_nid, i.principal_nid, i.joined_count, i.invited_count, i.audiences::int8multirange, i.invited_audiences::int8multirange, i.first_audience
-    FROM (SELECT unnest($139::text::bigint[]) AS last_join_topological, unnest($140::text::int[]) AS room_nid, unnest($141::text::int[]) AS principal_nid, unnest($142::text::int[]) AS joined_count, unnest($143::text::int[]) AS invited_count, unnest($144::text::text[]) AS audiences, unnest($145::text::text[]) AS invited_audiences, unnest($146::text::bigint[]) AS first_audience, unnest($147::text::boolean[]) AS is_new WHERE $140::text <> '{}') AS i
+    FROM (SELECT unnest($142::text::bigint[]) AS last_join_topological, unnest($143::text::int[]) AS room_nid, unnest($144::text::int[]) AS principal_nid, unnest($145::text::int[]) AS joined_count, unnest($146::text::int[]) AS invited_count, unnest($147::text::text[]) AS audiences, unnest($148::text::text[]) AS invited_audiences, unnest($149::text::bigint[]) AS first_audience, unnest($150::text::boolean[]) AS is_new WHERE $143::text <> '{}') AS i
     WHERE NOT i.is_new
     ON CONFLICT (room_nid, principal_nid) DO UPDATE SET last_join_topological = EXCLUDED.last_join_topological, joined_count = EXCLUDED.joined_count, invited_count = EXCLUDED.invited_count, audiences = EXCLUDED.audiences::int8multirange, invited_audiences = EXCLUDED.invited_audiences::int8multirange, first_audience = EXCLUDED.first_audience
-),
-set_past AS (
-    INSERT INTO past_visibility (first_audience, opened_topological, room_nid, principal_nid, audiences, invited_audiences, topological_ranges)
-    SELECT i.first_audience, i.opened_topological, i.room_nid, i.principal_nid, i.audiences::int8multirange, i.invited_audiences::int8multirange, i.topological_ranges::int8multirange
-    FROM (SELECT unnest($148::text::bigint[]) AS first_audience, unnest($149::text::bigint[]) AS opened_topological, unnest($150::text::int[]) AS room_nid, unnest($151::text::int[]) AS principal_nid, unnest($152::text::text[]) AS audiences, unnest($153::text::text[]) AS invited_audiences, unnest($154::text::text[]) AS topological_ranges WHERE $148::text <> '{}') AS i
-    ON CONFLICT (room_nid, principal_nid, first_audience) DO UPDATE
-        SET audiences = EXCLUDED.audiences,
-            invited_audiences = EXCLUDED.invited_audiences,
-            topological_ranges = EXCLUDED.topological_ranges
 ),
 new_audience AS (
     INSERT INTO audiences (audience, opened_topological, room_nid, branches, continued)
     SELECT i.audience, i.opened_topological, i.room_nid, i.branches, i.continued
-    FROM (SELECT unnest($155::text::bigint[]) AS audience, unnest($156::text::bigint[]) AS opened_topological, unnest($157::text::int[]) AS room_nid, unnest($158::text::int[]) AS branches, unnest($159::text::boolean[]) AS continued, unnest($160::text::boolean[]) AS is_new WHERE $155::text <> '{}') AS i
+    FROM (SELECT unnest($151::text::bigint[]) AS audience, unnest($152::text::bigint[]) AS opened_topological, unnest($153::text::int[]) AS room_nid, unnest($154::text::int[]) AS branches, unnest($155::text::boolean[]) AS continued, unnest($156::text::boolean[]) AS is_new WHERE $151::text <> '{}') AS i
     WHERE i.is_new
 ),
 set_audience AS (
     INSERT INTO audiences (audience, opened_topological, room_nid, branches, continued)
     SELECT i.audience, i.opened_topological, i.room_nid, i.branches, i.continued
-    FROM (SELECT unnest($155::text::bigint[]) AS audience, unnest($156::text::bigint[]) AS opened_topological, unnest($157::text::int[]) AS room_nid, unnest($158::text::int[]) AS branches, unnest($159::text::boolean[]) AS continued, unnest($160::text::boolean[]) AS is_new WHERE $155::text <> '{}') AS i
+    FROM (SELECT unnest($151::text::bigint[]) AS audience, unnest($152::text::bigint[]) AS opened_topological, unnest($153::text::int[]) AS room_nid, unnest($154::text::int[]) AS branches, unnest($155::text::boolean[]) AS continued, unnest($156::text::boolean[]) AS is_new WHERE $151::text <> '{}') AS i
     WHERE NOT i.is_new
     ON CONFLICT (room_nid, audience)
         DO UPDATE SET branches = EXCLUDED.branches, continued = EXCLUDED.continued
 ),
+set_past AS (
+    INSERT INTO past_visibility (first_audience, opened_topological, room_nid, principal_nid, audiences, invited_audiences, topological_ranges)
+    SELECT i.first_audience, i.opened_topological, i.room_nid, i.principal_nid, i.audiences::int8multirange, i.invited_audiences::int8multirange, i.topological_ranges::int8multirange
+    FROM (SELECT unnest($157::text::bigint[]) AS first_audience, unnest($158::text::bigint[]) AS opened_topological, unnest($159::text::int[]) AS room_nid, unnest($160::text::int[]) AS principal_nid, unnest($161::text::text[]) AS audiences, unnest($162::text::text[]) AS invited_audiences, unnest($163::text::text[]) AS topological_ranges WHERE $157::text <> '{}') AS i
+    ON CONFLICT (room_nid, principal_nid, first_audience) DO UPDATE
+        SET audiences = EXCLUDED.audiences,
+            invited_audiences = EXCLUDED.invited_audiences,
+            topological_ranges = EXCLUDED.topological_ranges
+),
 new_waiting AS (
     INSERT INTO waiting_redactions (redaction_nid, room_nid, target_event_id)
-    SELECT * FROM (SELECT unnest($161::text::bigint[]) AS redaction_nid, unnest($162::text::int[]) AS room_nid, unnest($163::text::text[]) AS target_event_id WHERE $161::text <> '{}') AS i
+    SELECT * FROM (SELECT unnest($164::text::bigint[]) AS redaction_nid, unnest($165::text::int[]) AS room_nid, unnest($166::text::text[]) AS target_event_id WHERE $164::text <> '{}') AS i
 ),
 settled AS (
     DELETE FROM waiting_redactions w
-    WHERE w.target_event_id = ANY($164::text::text[]) AND EXISTS (
-        SELECT FROM (SELECT unnest($164::text::text[]) AS event_id, unnest($165::text::int[]) AS room_nid WHERE $164::text <> '{}') AS t
+    WHERE w.target_event_id = ANY($167::text::text[]) AND EXISTS (
+        SELECT FROM (SELECT unnest($167::text::text[]) AS event_id, unnest($168::text::int[]) AS room_nid WHERE $167::text <> '{}') AS t
         WHERE t.event_id = w.target_event_id AND t.room_nid = w.room_nid
     )
     RETURNING w.redaction_nid
 ),
 new_chain_position AS (
     INSERT INTO auth_chains (event_nid, chain_nid, sequence_number, event_id, state_key, link_1, link_2)
-    SELECT * FROM (SELECT unnest($166::text::bigint[]) AS event_nid, unnest($167::text::bigint[]) AS chain_nid, unnest($168::text::int[]) AS sequence_number, unnest($169::text::text[]) AS event_id, unnest($170::text::text[]) AS state_key, unnest($171::text::bigint[]) AS link_1, unnest($172::text::bigint[]) AS link_2 WHERE $166::text <> '{}') AS i
+    SELECT * FROM (SELECT unnest($169::text::bigint[]) AS event_nid, unnest($170::text::bigint[]) AS chain_nid, unnest($171::text::int[]) AS sequence_number, unnest($172::text::text[]) AS event_id, unnest($173::text::text[]) AS state_key, unnest($174::text::bigint[]) AS link_1, unnest($175::text::bigint[]) AS link_2 WHERE $169::text <> '{}') AS i
 ),
 new_link AS (
     INSERT INTO auth_chain_links (chain_nid, target_chain_nid, sequence_number, target_sequence_number)
-    SELECT * FROM (SELECT unnest($173::text::bigint[]) AS chain_nid, unnest($174::text::bigint[]) AS target_chain_nid, unnest($175::text::int[]) AS sequence_number, unnest($176::text::int[]) AS target_sequence_number WHERE $173::text <> '{}') AS i
+    SELECT * FROM (SELECT unnest($176::text::bigint[]) AS chain_nid, unnest($177::text::bigint[]) AS target_chain_nid, unnest($178::text::int[]) AS sequence_number, unnest($179::text::int[]) AS target_sequence_number WHERE $176::text <> '{}') AS i
 ),
 dropped_extremity AS (
     INSERT INTO dropped_extremities (event_nid, room_nid)
-    SELECT * FROM (SELECT unnest($177::text::bigint[]) AS event_nid, unnest($178::text::int[]) AS room_nid WHERE $177::text <> '{}') AS i
+    SELECT * FROM (SELECT unnest($180::text::bigint[]) AS event_nid, unnest($181::text::int[]) AS room_nid WHERE $180::text <> '{}') AS i
 ),
 new_transaction AS (  -- refused by the primary key if another process has stored the request
     INSERT INTO local_transactions (event_nid, room_nid, sender_nid, device_id, transaction_id, event_id, sent_ts)
     SELECT i.event_nid, i.room_nid, i.sender_nid, i.device_id, i.transaction_id, i.event_id, $43::bigint
-    FROM (SELECT unnest($179::text::bigint[]) AS event_nid, unnest($180::text::int[]) AS room_nid, unnest($181::text::int[]) AS sender_nid, unnest($182::text::text[]) AS device_id, unnest($183::text::text[]) AS transaction_id, unnest($184::text::text[]) AS event_id WHERE $180::text <> '{}') AS i
+    FROM (SELECT unnest($182::text::bigint[]) AS event_nid, unnest($183::text::int[]) AS room_nid, unnest($184::text::int[]) AS sender_nid, unnest($185::text::text[]) AS device_id, unnest($186::text::text[]) AS transaction_id, unnest($187::text::text[]) AS event_id WHERE $183::text <> '{}') AS i
 ),
 new_invalidation AS (
     INSERT INTO cache_invalidations (stream_id, invalidation_ts, writer_nid, cache_name, keys)
     SELECT nextval('caches_stream'), $43::bigint, $44::smallint, i.cache_name,
         ARRAY(SELECT jsonb_array_elements_text(i.keys_json::jsonb))
-    FROM (SELECT unnest($185::text::text[]) AS cache_name, unnest($186::text::text[]) AS keys_json WHERE $185::text <> '{}') AS i
+    FROM (SELECT unnest($188::text::text[]) AS cache_name, unnest($189::text::text[]) AS keys_json WHERE $188::text <> '{}') AS i
     RETURNING stream_id
 ),
 latest AS (  -- the positions this write takes, per stream
@@ -318,10 +316,10 @@ latest AS (  -- the positions this write takes, per stream
 ),
 set_position AS (
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)
-    SELECT stream_name, $187::text, max(stream_id) FROM latest GROUP BY 1
+    SELECT stream_name, $190::text, max(stream_id) FROM latest GROUP BY 1
     ON CONFLICT (stream_name, instance_name)
         DO UPDATE SET stream_id = GREATEST(stream_positions.stream_id, EXCLUDED.stream_id)
-    WHERE stream_positions.epoch = $188::int
+    WHERE stream_positions.epoch = $191::int
     RETURNING stream_name
 )
 SELECT p.event_nid, p.stream_ordering, NULL::bigint AS invalidation_id, NULL::int AS writers,
@@ -344,18 +342,14 @@ SELECT NULL, NULL, NULL,
             CROSS JOIN LATERAL (SELECT FROM events WHERE event_id = one.id OFFSET 0) AS e
         ) THEN refuse_stale_plan('events')
         WHEN EXISTS (SELECT FROM old_room WHERE has_lost) AND dependencies_purged(
-            $189::text::bigint[], $190::text::bigint[], $191::text::bigint[],
+            $192::text::bigint[], $193::text::bigint[], $194::text::bigint[],
             $5::text::text[] || $68::text::text[],
             $2::text::bigint[] || $45::text::bigint[],
-            $192::text::bigint[]
+            $195::text::bigint[]
         ) THEN refuse_stale_plan('removals')
-        WHEN EXISTS (
-            SELECT event_nid FROM filled_gap EXCEPT SELECT unnest($193::text::bigint[])
-        ) THEN refuse_stale_plan('missing_events')
-        WHEN EXISTS (
-            SELECT redaction_nid FROM settled EXCEPT SELECT unnest($192::text::bigint[])
-        ) THEN refuse_stale_plan('waiting_redactions')
+        WHEN EXISTS (SELECT event_nid FROM filled_gap EXCEPT SELECT unnest($196::text::bigint[])) THEN refuse_stale_plan('missing_events')
+        WHEN EXISTS (SELECT redaction_nid FROM settled EXCEPT SELECT unnest($195::text::bigint[])) THEN refuse_stale_plan('waiting_redactions')
         WHEN EXISTS (
             SELECT FROM latest WHERE stream_name NOT IN (SELECT stream_name FROM set_position)
-        ) THEN refuse_old_writer($187::text)
+        ) THEN refuse_old_writer($190::text)
     END

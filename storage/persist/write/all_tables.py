@@ -1,5 +1,8 @@
 """The write: one statement that applies a whole change set, or nothing of it.
 
+A change set of one new state event takes a statement with two thirds of the parts, and one of
+messages a third one (messages_only.py). `bound` chooses by what a change set has.
+
 It locks the rooms in a fixed order, compares and sets their write versions, and gives the timeline
 events their positions. It inserts and changes rows, and advances this writer's positions.
 
@@ -34,18 +37,34 @@ from storage.persist.write.dependencies import (
 )
 from storage.persist.write.events import (
     EVENT_INPUTS,
+    NEW_EVENT,
+    PART_CHANGED_EVENTS,
     PART_DROPPED,
-    PART_EVENTS,
+    PART_GAPS,
+    PART_NEW_EVENT,
     PART_REDACTIONS,
     REDACTION_INPUTS,
+    TARGET,
     event_values,
 )
 from storage.persist.write.state import (
-    MEMBERSHIP_INPUTS,
+    NEW_CHAIN_POSITION,
+    NEW_DELTA,
+    NEW_GROUP,
+    NEW_LINK,
+    OUT_OF_BAND,
     PART_CHAINS,
     PART_MEMBERSHIPS,
+    PART_OUT_OF_BAND,
+    PART_PAST_VISIBILITY,
+    PART_REMOVED_STATE,
     PART_STATE,
+    PART_TIMELINE_MEMBERSHIPS,
     PART_VISIBILITY,
+    SET_AUDIENCE,
+    SET_MEMBERSHIP,
+    SET_STATE,
+    SET_VISIBILITY,
     STATE_INPUTS,
     VISIBILITY_INPUTS,
     membership_values,
@@ -56,8 +75,9 @@ from storage.persist.write.streams import (
     AUTHOR_INPUTS,
     NEW_INVALIDATION,
     NEW_TRANSACTION,
-    PART_STREAMS,
+    PART_INVALIDATIONS,
     PART_TRANSACTIONS,
+    TEMPLATE_POSITIONS,
     author_values,
     invalidation_values,
     learn_dictionary,
@@ -106,7 +126,8 @@ PART_LOCKED: Final[LiteralString] = """
 locked AS MATERIALIZED (  -- in a fixed order, so that two writers never wait for each other
     SELECT room_nid, pg_advisory_xact_lock({LOCK_ROOM}, room_nid)
     FROM (SELECT unnest(:lock.room_nid) AS room_nid ORDER BY 1) AS ordered
-)"""
+),
+"""
 
 PART_POSITIONED: Final[LiteralString] = """
 positioned AS MATERIALIZED (  -- after the locks, as late as can be
@@ -118,9 +139,10 @@ positioned AS MATERIALIZED (  -- after the locks, as late as can be
         WHERE (SELECT count(*) FROM locked) >= 0
         ORDER BY ordinal
     ) AS input
-)"""
+),
+"""
 
-PART_ROOMS: Final[LiteralString] = """
+TEMPLATE_COUNTED: Final[LiteralString] = """
 counted AS (  -- how the members of the current states change in number
     SELECT i.room_nid,
         (count(*) FILTER (WHERE i.membership = {JOIN})
@@ -130,8 +152,7 @@ counted AS (  -- how the members of the current states change in number
     FROM (
         SELECT i.room_nid, i.state_key_nid, i.membership
         FROM :set_state.rows(room_nid, state_key_nid, membership) AS i
-        UNION ALL
-        SELECT i.*, NULL FROM :removed_state.rows AS i
+        {removed_state}
     ) AS i
     LEFT JOIN LATERAL (
         SELECT membership FROM current_state
@@ -140,6 +161,9 @@ counted AS (  -- how the members of the current states change in number
     ) AS c ON true
     GROUP BY i.room_nid
 ),
+"""
+
+PART_NEW_ROOM: Final[LiteralString] = """
 new_room AS (
     INSERT INTO rooms (:new_room.columns, write_version, last_stream_ordering, joined_count,
         invited_count)
@@ -151,6 +175,9 @@ new_room AS (
     FROM :new_room.rows AS i
     RETURNING room_nid
 ),
+"""
+
+TEMPLATE_OLD_ROOM: Final[LiteralString] = """
 old_room AS (  -- the compare-and-set
     UPDATE rooms r
     SET write_version = r.write_version + 1,
@@ -170,18 +197,22 @@ old_room AS (  -- the compare-and-set
             + COALESCE((SELECT c.joined FROM counted c WHERE c.room_nid = i.room_nid), 0),
         invited_count = r.invited_count
             + COALESCE((SELECT c.invited FROM counted c WHERE c.room_nid = i.room_nid), 0),
-        moves = r.moves + (i.room_nid = ANY(:reordered.room_nid))::int
+        moves = {moves}
     FROM :old_room.rows AS i
     JOIN locked USING (room_nid)
     WHERE r.room_nid = i.room_nid AND r.write_version = i.write_version
     RETURNING r.room_nid, r.moves, r.removals <> i.removals AS has_lost
 ),
+"""
+
+PART_REORDERED: Final[LiteralString] = """
 reordered_event AS (
     INSERT INTO reordered_events (:reordered.columns, moves)
     SELECT :reordered.values, r.moves
     FROM :reordered.rows AS i
     JOIN old_room r USING (room_nid)
-)"""
+),
+"""
 
 
 def room_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
@@ -242,11 +273,14 @@ NEW_STATE_KEY: Final = STATE_KEYS.rows("new_state_key")
 NEW_PRINCIPAL: Final = PRINCIPALS.rows("new_principal")
 NAME_INPUTS: Final = (NEW_TYPE, NEW_STATE_KEY, NEW_PRINCIPAL)
 
-PART_NAMES: Final[LiteralString] = """
+PART_NEW_TYPES: Final[LiteralString] = """
 new_type AS (
     INSERT INTO event_types (:new_type.columns)
     SELECT * FROM :new_type.rows AS i
 ),
+"""
+
+PART_NAMES: Final[LiteralString] = """
 new_state_key AS (
     INSERT INTO state_keys (:new_state_key.columns)
     SELECT * FROM :new_state_key.rows AS i
@@ -254,7 +288,8 @@ new_state_key AS (
 new_principal AS (
     INSERT INTO principals (:new_principal.columns)
     SELECT * FROM :new_principal.rows AS i
-)"""
+),
+"""
 
 
 def name_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
@@ -270,17 +305,12 @@ def name_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
     }
 
 
-PART_RESULT: Final[LiteralString] = """
+TEMPLATE_RESULT: Final[LiteralString] = """
 SELECT p.event_nid, p.stream_ordering, NULL::bigint AS invalidation_id, NULL::int AS writers,
     NULL::bigint AS stale
 FROM positioned p
 UNION ALL
-SELECT o.event_nid, o.stream_id, NULL, NULL, NULL
-FROM out_of_band o
-UNION ALL
-SELECT NULL, NULL, n.stream_id, NULL, NULL
-FROM new_invalidation n
-UNION ALL
+{taken}
 SELECT NULL, NULL, NULL,
     (SELECT count(*)::int FROM stream_positions WHERE stream_name = 'events'),
     CASE
@@ -294,14 +324,10 @@ SELECT NULL, NULL, NULL,
             :dependencies.*,
             :placed.event_id || :new_event.event_id,
             :placed.event_nid || :new_event.event_nid,
-            :settled.redaction_nid
+            {settled}
         ) THEN refuse_stale_plan('removals')
-        WHEN EXISTS (
-            SELECT event_nid FROM filled_gap EXCEPT SELECT unnest(:filled_gap.event_nid)
-        ) THEN refuse_stale_plan('missing_events')
-        WHEN EXISTS (
-            SELECT redaction_nid FROM settled EXCEPT SELECT unnest(:settled.redaction_nid)
-        ) THEN refuse_stale_plan('waiting_redactions')
+        WHEN EXISTS ({other_gaps}) THEN refuse_stale_plan('missing_events')
+        WHEN EXISTS ({other_waiting}) THEN refuse_stale_plan('waiting_redactions')
         WHEN EXISTS (
             SELECT FROM latest WHERE stream_name NOT IN (SELECT stream_name FROM set_position)
         ) THEN refuse_old_writer(:instance_name)
@@ -310,56 +336,198 @@ SELECT NULL, NULL, NULL,
 
 TEMPLATE_WRITE: Final[LiteralString] = """
 WITH
--- More than 150 lines: all tables of an append in one round trip. Its checks for a stale plan need
--- the snapshot from before the write.
-{locked},
-{positioned},
-{rooms},
-{names},
-{events},
-{state},
-{memberships},
-{visibility},
-{redactions},
-{chains},
-{dropped},
-{transactions},
-{streams}
+{header}
+{locked}
+{positioned}
+{counted}
+{new_rooms}
+{old_rooms}
+{reordered}
+{new_types}
+{names}
+{new_events}
+{changed_events}
+{gaps}
+{state}
+{removed_state}
+{out_of_band}
+{memberships}
+{visibility}
+{past_visibility}
+{redactions}
+{chains}
+{dropped}
+{transactions}
+{invalidations}
+{positions}
 {result}
+"""
+
+PART_REMOVED_MEMBERS: Final[LiteralString] = """
+UNION ALL
+SELECT i.*, NULL FROM :removed_state.rows AS i
+"""
+
+PART_OTHER_POSITIONS: Final[LiteralString] = """
+UNION ALL
+SELECT 'events', max(stream_id) FROM out_of_band HAVING count(*) > 0
+UNION ALL
+SELECT 'caches', max(stream_id) FROM new_invalidation HAVING count(*) > 0
+"""
+
+PART_OTHER_RESULTS: Final[LiteralString] = """
+SELECT o.event_nid, o.stream_id, NULL, NULL, NULL
+FROM out_of_band o
+UNION ALL
+SELECT NULL, NULL, n.stream_id, NULL, NULL
+FROM new_invalidation n
+UNION ALL
+"""
+
+PART_OTHER_GAPS: Final[LiteralString] = """
+SELECT event_nid FROM filled_gap EXCEPT SELECT unnest(:filled_gap.event_nid)
+"""
+
+PART_OTHER_WAITING: Final[LiteralString] = """
+SELECT redaction_nid FROM settled EXCEPT SELECT unnest(:settled.redaction_nid)
+"""
+
+PART_GAP_OF_EVENT: Final[LiteralString] = """
+SELECT FROM missing_events WHERE event_id = ANY(:placed.event_id)
+"""
+
+PART_WAITING_FOR_EVENT: Final[LiteralString] = """
+SELECT FROM waiting_redactions w
+WHERE w.target_event_id = ANY(:target.event_id)
+    AND EXISTS (SELECT FROM :target.rows AS t WHERE t.room_nid = w.room_nid)
 """
 
 WRITE: Final[NumberedStatement] = compose(
     fill(
         TEMPLATE_WRITE,
+        header="""
+        -- More than 150 lines: all tables of an append in one round trip. Its checks for a stale
+        -- plan need the snapshot from before the write.
+        """,
         locked=PART_LOCKED,
         positioned=PART_POSITIONED,
-        rooms=PART_ROOMS,
+        counted=fill(
+            TEMPLATE_COUNTED,
+            removed_state=PART_REMOVED_MEMBERS,
+        ),
+        new_rooms=PART_NEW_ROOM,
+        old_rooms=fill(
+            TEMPLATE_OLD_ROOM,
+            moves="r.moves + (i.room_nid = ANY(:reordered.room_nid))::int",
+        ),
+        reordered=PART_REORDERED,
+        new_types=PART_NEW_TYPES,
         names=PART_NAMES,
-        events=PART_EVENTS,
+        new_events=PART_NEW_EVENT,
+        changed_events=PART_CHANGED_EVENTS,
+        gaps=PART_GAPS,
         state=PART_STATE,
+        removed_state=PART_REMOVED_STATE,
+        out_of_band=PART_OUT_OF_BAND,
         memberships=PART_MEMBERSHIPS,
         visibility=PART_VISIBILITY,
+        past_visibility=PART_PAST_VISIBILITY,
         redactions=PART_REDACTIONS,
         chains=PART_CHAINS,
         dropped=PART_DROPPED,
         transactions=PART_TRANSACTIONS,
-        streams=PART_STREAMS,
-        result=PART_RESULT,
+        invalidations=PART_INVALIDATIONS,
+        positions=fill(
+            TEMPLATE_POSITIONS,
+            others=PART_OTHER_POSITIONS,
+        ),
+        result=fill(
+            TEMPLATE_RESULT,
+            taken=PART_OTHER_RESULTS,
+            settled=":settled.redaction_nid",
+            other_gaps=PART_OTHER_GAPS,
+            other_waiting=PART_OTHER_WAITING,
+        ),
     ),
     *AUTHOR_INPUTS,
     *ROOM_INPUTS,
     *NAME_INPUTS,
     *EVENT_INPUTS,
     *STATE_INPUTS,
-    *MEMBERSHIP_INPUTS,
+    SET_MEMBERSHIP,
+    OUT_OF_BAND,
     *VISIBILITY_INPUTS,
     *REDACTION_INPUTS,
     NEW_TRANSACTION,
     NEW_INVALIDATION,
     DEPENDENCIES,
 )
+
+WRITE_STATE_EVENT: Final[NumberedStatement] = compose(
+    fill(
+        TEMPLATE_WRITE,
+        header="""
+        -- More than 150 lines: the parts of the write that one new state event needs.
+        """,
+        locked=PART_LOCKED,
+        positioned=PART_POSITIONED,
+        counted=fill(TEMPLATE_COUNTED, removed_state=""),
+        new_rooms="",
+        old_rooms=fill(TEMPLATE_OLD_ROOM, moves="r.moves"),
+        reordered="",
+        new_types="",
+        names=PART_NAMES,
+        new_events=PART_NEW_EVENT,
+        changed_events="",
+        gaps="",
+        state=PART_STATE,
+        removed_state="",
+        out_of_band="",
+        memberships=PART_TIMELINE_MEMBERSHIPS,
+        visibility=PART_VISIBILITY,
+        past_visibility="",
+        redactions="",
+        chains=PART_CHAINS,
+        dropped="",
+        transactions=PART_TRANSACTIONS,
+        invalidations="",
+        positions=fill(TEMPLATE_POSITIONS, others=""),
+        result=fill(
+            TEMPLATE_RESULT,
+            taken="",
+            settled="'{}'",
+            other_gaps=PART_GAP_OF_EVENT,
+            other_waiting=PART_WAITING_FOR_EVENT,
+        ),
+    ),
+    *AUTHOR_INPUTS,
+    *(
+        rows.one_row()
+        for rows in (
+            LOCKED,
+            PLACED,
+            OLD_ROOM,
+            NEW_EVENT,
+            NEW_GROUP,
+            SET_STATE,
+            NEW_DELTA,
+            NEW_CHAIN_POSITION,
+            TARGET,
+        )
+    ),
+    NEW_STATE_KEY,
+    NEW_PRINCIPAL,
+    NEW_LINK,
+    SET_MEMBERSHIP,
+    SET_VISIBILITY,
+    SET_AUDIENCE,
+    NEW_TRANSACTION,
+    DEPENDENCIES,
+)
+"""The same for one new state event, such as a join: most values are parameters of their own."""
 SQL_WRITE: Final[LiteralString] = WRITE.sql
-prepare_ahead(SQL_WRITE, writes=True)
+SQL_WRITE_STATE_EVENT: Final[LiteralString] = WRITE_STATE_EVENT.sql
+prepare_ahead(SQL_WRITE, SQL_WRITE_STATE_EVENT, writes=True)
 
 
 class TakenPositionRow(NamedTuple):
@@ -424,9 +592,8 @@ async def _write_all(
     conn: Connection, change_set: ChangeSet, author: Author, received_ts: int
 ) -> WriteResult:
     invalidated = invalidations(change_set)
-    rows = await conn.fetch(
-        SQL_WRITE, *arguments(change_set, author, received_ts, invalidated), row=TakenPositionRow
-    )
+    statement, arguments = bound(change_set, author, received_ts, invalidated)
+    rows = await conn.fetch(statement, *arguments, row=TakenPositionRow)
     ids = sorted(row.invalidation_id for row in rows if row.invalidation_id is not None)
     stream_rows = [
         (stream_id, [invalidation.cache_name, list(invalidation.keys), received_ts])
@@ -443,20 +610,23 @@ def _positions(rows: Sequence[TakenPositionRow]) -> dict[int, int]:
     }
 
 
-def arguments(
+def bound(
     change_set: ChangeSet, author: Author, received_ts: int, invalidated: Sequence[Invalidation]
-) -> list[object]:
-    return WRITE.bind(
-        {
-            **author_values(author, received_ts),
-            **room_values(change_set),
-            **name_values(change_set),
-            **event_values(change_set),
-            **state_values(change_set),
-            **membership_values(change_set),
-            **visibility_values(change_set),
-            **transaction_values(change_set),
-            **invalidation_values(invalidated),
-            "dependencies": dependencies_of(change_set)._asdict(),
-        }
-    )
+) -> tuple[LiteralString, list[object]]:
+    """Return the smallest statement that takes this change set, with its arguments."""
+    values: dict[str, object] = {
+        **author_values(author, received_ts),
+        **room_values(change_set),
+        **name_values(change_set),
+        **event_values(change_set),
+        **state_values(change_set),
+        **membership_values(change_set),
+        **visibility_values(change_set),
+        **transaction_values(change_set),
+        **invalidation_values(invalidated),
+        "dependencies": dependencies_of(change_set)._asdict(),
+    }
+    if WRITE_STATE_EVENT.takes(values):
+        part = {name: values[name] for name in WRITE_STATE_EVENT.binders}
+        return SQL_WRITE_STATE_EVENT, WRITE_STATE_EVENT.bind(part)
+    return SQL_WRITE, WRITE.bind(values)

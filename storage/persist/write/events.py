@@ -178,13 +178,16 @@ SETTLED: Final = InputRows.own("settled", redaction_nid="bigint")
 DROPPED: Final = DROPPED_EXTREMITIES.rows("dropped")
 REDACTION_INPUTS: Final = (NEW_WAITING, TARGET, SETTLED, DROPPED)
 
-PART_EVENTS: Final[LiteralString] = """
+PART_NEW_EVENT: Final[LiteralString] = """
 new_event AS (
     INSERT INTO events (:new_event.columns, stream_ordering, received_ts, encoding, writer_nid)
     SELECT :new_event.values, p.stream_ordering, :received_ts, 0, :writer_nid
     FROM :new_event.rows AS i
     LEFT JOIN positioned p USING (event_nid)
 ),
+"""
+
+PART_CHANGED_EVENTS: Final[LiteralString] = """
 changed_event AS (
     UPDATE events e
     SET stream_ordering = COALESCE(p.stream_ordering, e.stream_ordering),
@@ -208,6 +211,9 @@ changed_event AS (
     LEFT JOIN positioned p USING (event_nid)
     WHERE e.event_nid = i.event_nid
 ),
+"""
+
+PART_GAPS: Final[LiteralString] = """
 new_gap AS (
     INSERT INTO missing_events (:new_gap.columns)
     SELECT :new_gap.values
@@ -219,7 +225,8 @@ filled_gap AS (
     DELETE FROM missing_events
     WHERE event_id = ANY(:placed.event_id)
     RETURNING event_nid
-)"""
+),
+"""
 
 PART_REDACTIONS: Final[LiteralString] = """
 new_waiting AS (
@@ -233,13 +240,15 @@ settled AS (
         WHERE t.event_id = w.target_event_id AND t.room_nid = w.room_nid
     )
     RETURNING w.redaction_nid
-)"""
+),
+"""
 
 PART_DROPPED: Final[LiteralString] = """
 dropped_extremity AS (
     INSERT INTO dropped_extremities (:dropped.columns)
     SELECT * FROM :dropped.rows AS i
-)"""
+),
+"""
 
 
 def event_values(change_set: ChangeSet) -> dict[str, ColumnValues]:

@@ -91,7 +91,7 @@ room AS (  -- the compare-and-set
     WHERE r.room_nid = i.room_nid AND r.write_version = i.write_version
     RETURNING r.room_nid, r.removals <> i.removals AS has_lost
 ),
-{transactions},
+{transactions}
 set_position AS (
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)
     SELECT 'events', :instance_name, max(stream_ordering) FROM new_event

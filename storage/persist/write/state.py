@@ -15,7 +15,7 @@ from storage.database.columns import (
     VISIBILITY,
 )
 from storage.database.names import TYPE_MEMBER
-from storage.database.placeholders import ColumnValues, InputRows, by_column
+from storage.database.placeholders import ColumnValues, InputRows, by_column, fill
 from storage.graph.chains import ChainColumns, all_columns
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.rows import (
@@ -59,17 +59,21 @@ set_state AS (
     WHERE NOT i.is_new
     ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET :set_state.update(EXCLUDED)
 ),
-removed_state AS (
-    DELETE FROM current_state c
-    USING :removed_state.rows AS i
-    WHERE c.room_nid = i.room_nid AND c.state_key_nid = i.state_key_nid
-),
 new_delta AS (
     INSERT INTO state_deltas (:new_delta.columns, stream_ordering, writer_nid)
     SELECT :new_delta.values, p.stream_ordering, :writer_nid
     FROM :new_delta.rows AS i
     JOIN positioned p ON p.event_nid = i.cause_nid
-)"""
+),
+"""
+
+PART_REMOVED_STATE: Final[LiteralString] = """
+removed_state AS (
+    DELETE FROM current_state c
+    USING :removed_state.rows AS i
+    WHERE c.room_nid = i.room_nid AND c.state_key_nid = i.state_key_nid
+),
+"""
 
 PART_CHAINS: Final[LiteralString] = """
 new_chain_position AS (
@@ -79,7 +83,8 @@ new_chain_position AS (
 new_link AS (
     INSERT INTO auth_chain_links (:new_link.columns)
     SELECT * FROM :new_link.rows AS i
-)"""
+),
+"""
 
 
 def state_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
@@ -150,15 +155,6 @@ set_visibility AS (  -- a purge may have deleted the row
     WHERE NOT i.is_new
     ON CONFLICT (room_nid, principal_nid) DO UPDATE SET :set_visibility.update(EXCLUDED)
 ),
-set_past AS (
-    INSERT INTO past_visibility (:set_past.columns)
-    SELECT :set_past.values
-    FROM :set_past.rows AS i
-    ON CONFLICT (room_nid, principal_nid, first_audience) DO UPDATE
-        SET audiences = EXCLUDED.audiences,
-            invited_audiences = EXCLUDED.invited_audiences,
-            topological_ranges = EXCLUDED.topological_ranges
-),
 new_audience AS (
     INSERT INTO audiences (:set_audience.columns)
     SELECT :set_audience.values
@@ -172,7 +168,20 @@ set_audience AS (
     WHERE NOT i.is_new
     ON CONFLICT (room_nid, audience)
         DO UPDATE SET branches = EXCLUDED.branches, continued = EXCLUDED.continued
-)"""
+),
+"""
+
+PART_PAST_VISIBILITY: Final[LiteralString] = """
+set_past AS (
+    INSERT INTO past_visibility (:set_past.columns)
+    SELECT :set_past.values
+    FROM :set_past.rows AS i
+    ON CONFLICT (room_nid, principal_nid, first_audience) DO UPDATE
+        SET audiences = EXCLUDED.audiences,
+            invited_audiences = EXCLUDED.invited_audiences,
+            topological_ranges = EXCLUDED.topological_ranges
+),
+"""
 
 
 def visibility_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
@@ -234,25 +243,35 @@ SET_MEMBERSHIP: Final = MEMBERSHIPS.rows(
     "set_membership",
     MEMBERSHIPS.but("stream_ordering", "writer_nid", "forgotten"),
     cause_nid="bigint",
-    stripped_state="text",
     entered="boolean",
 )
-MEMBERSHIP_INPUTS: Final = (SET_MEMBERSHIP,)
+OUT_OF_BAND: Final = InputRows.own(
+    "out_of_band", event_nid="bigint", principal_nid="int", room_nid="int", stripped_state="text"
+)
 
-PART_MEMBERSHIPS: Final[LiteralString] = """
+PART_OUT_OF_BAND: Final[LiteralString] = """
 out_of_band AS (
     INSERT INTO outlier_memberships (stream_id, event_nid, writer_nid)
     SELECT nextval('events_stream'), i.event_nid, :writer_nid
-    FROM :set_membership.rows(event_nid, cause_nid) AS i
-    WHERE i.cause_nid IS NULL
+    FROM :out_of_band.rows(event_nid) AS i
     RETURNING stream_id, event_nid
 ),
+set_out_of_band AS (
+    INSERT INTO out_of_band_memberships (room_nid, principal_nid, event_nid, stripped_state)
+    SELECT i.room_nid, i.principal_nid, i.event_nid, i.stripped_state
+    FROM :out_of_band.rows AS i
+    ON CONFLICT (room_nid, principal_nid)
+        DO UPDATE SET event_nid = EXCLUDED.event_nid, stripped_state = EXCLUDED.stripped_state
+),
+"""
+
+TEMPLATE_MEMBERSHIPS: Final[LiteralString] = """
 set_membership AS (
     INSERT INTO memberships (:set_membership.columns, stream_ordering, writer_nid)
-    SELECT :set_membership.values, COALESCE(p.stream_ordering, o.stream_id), :writer_nid
+    SELECT :set_membership.values, {position}, :writer_nid
     FROM :set_membership.rows(event_nid, principal_nid, room_nid, membership, cause_nid) AS i
     LEFT JOIN positioned p ON p.event_nid = i.cause_nid
-    LEFT JOIN out_of_band o ON o.event_nid = i.event_nid AND i.cause_nid IS NULL
+    {out_of_band}
     ON CONFLICT (principal_nid, room_nid) DO UPDATE
         SET :set_membership.update(EXCLUDED),
             stream_ordering = EXCLUDED.stream_ordering,
@@ -265,26 +284,35 @@ set_membership AS (
                         AND a.room_nid = EXCLUDED.room_nid
                 )
 ),
-set_out_of_band AS (
-    INSERT INTO out_of_band_memberships (room_nid, principal_nid, event_nid, stripped_state)
-    SELECT i.room_nid, i.principal_nid, i.event_nid, i.stripped_state
-    FROM :set_membership.rows(event_nid, principal_nid, room_nid, cause_nid, stripped_state) AS i
-    WHERE i.cause_nid IS NULL
-    ON CONFLICT (room_nid, principal_nid)
-        DO UPDATE SET event_nid = EXCLUDED.event_nid, stripped_state = EXCLUDED.stripped_state
-),
 overruled AS (
     DELETE FROM out_of_band_memberships o
     USING :set_membership.rows(principal_nid, room_nid, cause_nid) AS i
     WHERE o.room_nid = i.room_nid AND o.principal_nid = i.principal_nid AND i.cause_nid IS NOT NULL
-)"""
+),
+"""
+PART_MEMBERSHIPS: Final[LiteralString] = fill(
+    TEMPLATE_MEMBERSHIPS,
+    position="COALESCE(p.stream_ordering, o.stream_id)",
+    out_of_band="""
+    LEFT JOIN out_of_band o ON o.event_nid = i.event_nid AND i.cause_nid IS NULL
+    """,
+)
+PART_TIMELINE_MEMBERSHIPS: Final[LiteralString] = fill(
+    TEMPLATE_MEMBERSHIPS, position="p.stream_ordering", out_of_band=""
+)
 
 
 def membership_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
-    """Return the new memberships of local users."""
-    changes = change_set.members.memberships
-    if not changes:
-        return {"set_membership": {}}
-    columns = dict(by_column(MembershipChange._fields, changes.values()))
-    columns["stripped_state"] = [change_set.members.stripped.get(key) for key in changes]
-    return {"set_membership": columns}
+    """Return the new memberships of local users, and those of them that are out of band."""
+    members = change_set.members
+    return {
+        "set_membership": by_column(MembershipChange._fields, members.memberships.values()),
+        "out_of_band": by_column(
+            ("event_nid", "principal_nid", "room_nid", "stripped_state"),
+            (
+                (row.event_nid, row.principal_nid, row.room_nid, members.stripped.get(key))
+                for key, row in members.memberships.items()
+                if row.cause_nid is None
+            ),
+        ),
+    }

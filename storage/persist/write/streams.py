@@ -26,7 +26,7 @@ AUTHOR_INPUTS: Final = (
     InputValue("received_ts", "bigint"),
 )
 
-PART_STREAMS: Final[LiteralString] = """
+PART_INVALIDATIONS: Final[LiteralString] = """
 new_invalidation AS (
     INSERT INTO cache_invalidations (stream_id, invalidation_ts, writer_nid, cache_name, keys)
     SELECT nextval('caches_stream'), :received_ts, :writer_nid, i.cache_name,
@@ -34,15 +34,15 @@ new_invalidation AS (
     FROM :new_invalidation.rows AS i
     RETURNING stream_id
 ),
+"""
+
+TEMPLATE_POSITIONS: Final[LiteralString] = """
 latest AS (  -- the positions this write takes, per stream
     SELECT CASE WHEN backfilled THEN 'backfill' ELSE 'events' END AS stream_name,
         max(stream_ordering) AS stream_id
     FROM positioned
     GROUP BY 1
-    UNION ALL
-    SELECT 'events', max(stream_id) FROM out_of_band HAVING count(*) > 0
-    UNION ALL
-    SELECT 'caches', max(stream_id) FROM new_invalidation HAVING count(*) > 0
+    {others}
 ),
 set_position AS (
     INSERT INTO stream_positions (stream_name, instance_name, stream_id)
@@ -117,7 +117,8 @@ new_transaction AS (  -- refused by the primary key if another process has store
     INSERT INTO local_transactions (:new_transaction.columns, sent_ts)
     SELECT :new_transaction.values, :received_ts
     FROM :new_transaction.rows AS i
-)"""
+),
+"""
 
 
 def transaction_values(change_set: ChangeSet) -> dict[str, ColumnValues]:
