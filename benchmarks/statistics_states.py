@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from types import MappingProxyType
 from typing import Final, Literal, LiteralString, NamedTuple
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import asyncpg
 
@@ -35,6 +35,7 @@ from benchmarks.crowd import (
     connected,
     copy_messages,
 )
+from benchmarks.harness import with_database
 from storage.config import Config
 from storage.database.connection import Database
 from storage.maintenance.purge import purge_history
@@ -151,12 +152,6 @@ class FilledDatabase(NamedTuple):
 
     database: str
     pen: Pen
-
-
-def with_database(dsn: str, name: str) -> str:
-    """Return the DSN of another database of the same server."""
-    parts = urlsplit(dsn)
-    return urlunsplit((parts.scheme, parts.netloc or "@", f"/{name}", parts.query, ""))
 
 
 @dataclass(slots=True)

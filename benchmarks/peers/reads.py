@@ -19,9 +19,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchmarks.harness import Bench, percentiles, spent, spread
+from benchmarks.harness import Bench, percentiles, spent, spread, stored
 from benchmarks.peers import limits, whole
-from benchmarks.peers.writes import BATCH, Sides, still, stored
+from benchmarks.peers.writes import BATCH, Sides, still
 from storage import StoredEvent
 from storage.ids import EventId, RoomId
 from storage.queries.federation import StateIds
