@@ -60,7 +60,6 @@ class AppendRound(NamedTuple):
 
 
 async def run(bench: Bench) -> None:
-    """Run all scenarios."""
     for scenario in SCENARIOS:
         rounds = bench.size(5, 2)
         events = (

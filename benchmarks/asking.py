@@ -48,7 +48,6 @@ class TaskStatements:
     task: "asyncio.Task[Any] | None" = None
 
     def before(self, statement: str) -> None:
-        """See `storage.database.connection.Observer`."""
         if asyncio.current_task() is self.task and not statement.startswith(("BEGIN", "COMMIT")):
             self.count += 1
 

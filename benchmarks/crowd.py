@@ -86,7 +86,6 @@ class Crowd:
 
     @property
     def name(self) -> str:
-        """Return the name of its database."""
         return f"crowd_{self.rooms}_{self.events}_{self.members_max}_{self.body}_{self.seed}"
 
     @property
@@ -131,7 +130,6 @@ class Crowd:
 
 
 def room_id(number: int) -> str:
-    """Return the id of a room."""
     return f"!crowd{number}:{SERVER}"
 
 
@@ -176,7 +174,6 @@ class Pen:
         return self.state(user, "m.room.member", {"membership": "join", **(more or {})}, user)
 
     def leave(self, user: str) -> bytes:
-        """Return a leave."""
         return self.state(user, "m.room.member", {"membership": "leave"}, user)
 
     def state(

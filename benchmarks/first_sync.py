@@ -138,11 +138,9 @@ class OverHttp:
     tokens: list[str]
 
     async def respond(self, user: int, profile: FirstSyncProfile) -> int:
-        """See `FirstSyncSide`."""
         return len(await self.body(user, profile))
 
     async def body(self, user: int, profile: FirstSyncProfile) -> bytes:
-        """Return the response of a user."""
         headers = {"Authorization": f"Bearer {self.tokens[user]}"}
         method, path, given = profile.request
         url = self.url + path
@@ -153,7 +151,6 @@ class OverHttp:
             return body
 
     def cpu(self) -> float:
-        """See `FirstSyncSide`."""
         times = psutil.Process(self.pid).cpu_times()
         return float(times.user + times.system)
 
@@ -166,12 +163,10 @@ class CallAlone:
     users: list[str]
 
     async def respond(self, user: int, profile: FirstSyncProfile) -> int:
-        """See `FirstSyncSide`."""
         await profile.call(self.store, self.users[user])
         return 0
 
     def cpu(self) -> float:
-        """See `FirstSyncSide`."""
         return time.process_time()
 
 

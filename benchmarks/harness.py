@@ -193,7 +193,6 @@ class Trips:
         }
 
     def before(self, statement: str) -> None:  # noqa: ARG002  # the observer's interface
-        """See `storage.database.connection.Observer`."""
         if self.is_upkeep():
             self.others += 1
         else:
@@ -395,7 +394,6 @@ class Bench:
     results: dict[str, Any] = field(default_factory=dict)
 
     def size(self, full: int, quick: int) -> int:
-        """Return the size for this run."""
         return quick if self.quick else full
 
     @asynccontextmanager

@@ -56,7 +56,6 @@ class Longest:
         """See `storage.database.connection.Observer`."""
 
     def after(self, statement: str, seconds: float) -> None:
-        """See `storage.database.connection.Observer`."""
         self.count += 1
         if seconds > self.seconds:
             self.seconds, self.statement = seconds, statement
@@ -251,7 +250,6 @@ def quiet(shape: Shape) -> Shape:
 
 
 async def run(bench: Bench) -> None:
-    """Run the benchmark."""
     count = bench.events or bench.size(EVENTS, QUICK_EVENTS)
     alone_s = bench.size(max(ALONE_S, round(count * SHARE / PURGED_PER_S)), 4)
     beside = APPENDS_PER_S * bench.size(BESIDE_S_MAX, 60)

@@ -70,7 +70,6 @@ class Committed:
         statement: str,  # noqa: ARG002  # the observer's interface
         seconds: float,  # noqa: ARG002
     ) -> None:
-        """See `storage.database.connection.Observer`."""
         self.at = time.perf_counter()
 
 

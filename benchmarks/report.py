@@ -156,7 +156,6 @@ class PlotBar(NamedTuple):
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks report", description=__doc__)
     parser.add_argument(
         "--results",
@@ -176,7 +175,6 @@ def main(arguments: list[str]) -> int:
 
 
 def page(documents: Iterable[dict[str, Any]]) -> str:
-    """Return the whole page."""
     listed = list(documents)
     peer = next((one for one in listed if one["benchmark"] == "peer" and not one["quick"]), None)
     return TEMPLATES.get_template("report.html.j2").render(

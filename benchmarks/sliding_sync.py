@@ -97,7 +97,6 @@ class WrittenRow(NamedTuple):
 
 
 def request(conn_id: str = "", **more: Any) -> SlidingSyncRequest:
-    """Return a request for the window."""
     given: dict[str, Any] = {"timeline_limit": 20, "required_state": STATE} | more
     return SlidingSyncRequest(conn_id, {"all": SlidingList([(0, WINDOW - 1)], **given)})
 

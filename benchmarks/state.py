@@ -62,7 +62,6 @@ class BigRoomHistory:
         )
 
     def build(self) -> RoomBuilder:
-        """Return the room."""
         room = RoomBuilder(
             "11",
             servers=[f"s{number + 1}.test" for number in range(SERVERS)],

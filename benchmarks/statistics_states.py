@@ -199,7 +199,6 @@ class StatesServer:
         return replace(room, dsn=dsn, pen=copy.deepcopy(room.pen))
 
     async def drop(self, room: BigRoom) -> None:
-        """Drop the database of a state."""
         name = _name_of(room.dsn)
         self._names.remove(name)
         await self._execute(f"DROP DATABASE {name} WITH (FORCE)")

@@ -111,7 +111,6 @@ class VisibilityQuery(NamedTuple):
     top: int
 
     def arguments(self, room_id: str) -> tuple[object, ...]:
-        """Return the arguments of the statement."""
         now = LARGEST_POSITION
         page: tuple[object, ...] = (room_id, self.user, self.top, now, now, 0, 0, now, PAGE, [])
         return (*page, *ANY_EVENT.arguments, 0, 0, now)

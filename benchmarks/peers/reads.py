@@ -340,7 +340,6 @@ class ReadCost:
         return statistics.median(map(sum, zip(self.python, self.postgres, strict=True)))
 
     def told(self) -> dict[str, Any]:
-        """Return the cost as JSON."""
         return {
             "ms": percentiles(self.clock, factor=1_000),
             "python_ms": percentiles(self.python, factor=1_000),

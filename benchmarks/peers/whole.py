@@ -25,7 +25,6 @@ class Whole(NamedTuple):
     pdus: list[bytes]
 
     def batches(self) -> list[list[bytes]]:
-        """Return the batches in which it is sent."""
         return [self.pdus[at : at + BATCH] for at in range(0, len(self.pdus), BATCH)]
 
 

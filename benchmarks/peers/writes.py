@@ -175,7 +175,6 @@ class StatementCounts(Trips):
     _open: set[int] = field(default_factory=set)
 
     def before(self, statement: str) -> None:
-        """See `storage.database.connection.Observer`."""
         if self.is_upkeep():
             return
         task = id(asyncio.current_task())

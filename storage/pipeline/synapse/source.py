@@ -195,7 +195,6 @@ class Synapse:
         return -number if file in {HISTORY, FORMER_HISTORY} else number, None
 
     def ranges(self, tasks: int) -> list[FileRange]:
-        """Return the ranges of tasks."""
         del tasks
         live = 1 if self.since is None else max(self.since.live - OVERLAP, 0) + 1
         history = 0 if self.since is None else min(self.since.history + OVERLAP, 0)
