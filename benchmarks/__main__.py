@@ -79,6 +79,9 @@ def main() -> int:
             )
             with whole_run(name, server):
                 uvloop.run(module.run(bench))
+            if bench.results:
+                bench.write()
+                getattr(module, "summary", bench.show)(bench.results)
     return 0
 
 

@@ -1,30 +1,23 @@
 """Storing events: one at a time, in batches, in one room and in many, in turn and concurrently.
 
 Events are live ones of small chats, generated and signed before; signatures are not checked here.
-The limit is a bare durable `INSERT … unnest` of the same ids and bytes, on the same server, with as
-many clients.
+The limit is a bare durable insert of the same bytes, on the same server, with as many clients.
 """
 
 import asyncio
 import gc
-import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
 import asyncpg
 
 import storage
-from benchmarks.harness import Bench, Spent, Trips, percentiles, show, spent, spread
-from storage.testing import SHAPES, GeneratedEvent, generate_room
+from benchmarks.harness import Bench, Spent, Trips, append_timed, percentiles, spent, spread
+from benchmarks.peers import limits
+from storage.testing import SHAPES, generate_room
 
 BASE_EVENTS: Final = 60  # per room, stored before the measurement: creation and first members
 SEED: Final = 7_000
-
-RAW_TABLE: Final = (
-    """CREATE TABLE raw (event_id text COLLATE "C" PRIMARY KEY, json bytea NOT NULL)"""
-)
-RAW_INSERT: Final = "INSERT INTO raw SELECT * FROM unnest($1::text[], $2::bytea[])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +43,7 @@ SCENARIOS: Final = (
     AppendScenario("50 rooms at once, 1", 50, 1, 50, 5_000),
 )
 
-Batch = Sequence[GeneratedEvent]
+Batch = list[bytes]
 
 
 class AppendRound(NamedTuple):
@@ -67,7 +60,6 @@ class AppendRound(NamedTuple):
 
 
 async def run(bench: Bench) -> None:
-    """Run all scenarios."""
     for scenario in SCENARIOS:
         rounds = bench.size(5, 2)
         events = (
@@ -80,24 +72,21 @@ async def run(bench: Bench) -> None:
             await _profile(bench, scenario, base, clients)
             continue
         bench.results[scenario.name] = _told(scenario, await _measure(bench, base, clients, rounds))
-    if not bench.profile:
-        bench.write()
-        _show(bench)
 
 
 def _input(scenario: AppendScenario, events: int) -> tuple[list[Batch], list[list[Batch]]]:
     """Return the events stored before, and the batches of each client."""
     each = -(-events // scenario.rooms)
     rooms = [
-        list(generate_room(SHAPES["small_chat"], BASE_EVENTS + each, seed=SEED + number))
+        generate_room(SHAPES["small_chat"], BASE_EVENTS + each, seed=SEED + number).pdus
         for number in range(scenario.rooms)
     ]
-    base: list[Batch] = [room[:BASE_EVENTS] for room in rooms]
+    base = [room[:BASE_EVENTS] for room in rooms]
     rest = [room[BASE_EVENTS:] for room in rooms]
-    clients: list[list[Batch]] = []
+    clients = []
     for client in range(scenario.clients):
         in_turn = [
-            event for row in zip(*rest[client :: scenario.clients], strict=True) for event in row
+            pdu for row in zip(*rest[client :: scenario.clients], strict=True) for pdu in row
         ]
         clients.append(
             [in_turn[at : at + scenario.batch] for at in range(0, len(in_turn), scenario.batch)]
@@ -117,15 +106,17 @@ async def _measure(
         asyncpg.create_pool(raw_dsn, min_size=len(clients), max_size=len(clients)) as pool,
     ):
         trips.opened()
-        await pool.execute(RAW_TABLE)
+        await pool.execute(limits.RAW_TABLE)
         for batch in base:
-            await store.append([event.pdu for event in batch])
+            await store.append(batch)
         gc.collect()
         gc.freeze()  # the collector then handles only the store's objects
         measured = []
         for number in range(rounds):
             parts = [_share(batches, number, rounds) for batches in clients]
-            measured.append(await _round(bench, store, trips, parts, await _limit(pool, parts)))
+            measured.append(
+                await _round(bench, store, trips, parts, await limits.bare_inserts(pool, parts))
+            )
         gc.unfreeze()
         return measured
 
@@ -137,7 +128,7 @@ async def _round(
     latencies: list[float] = []
     trips.count = 0
     with spent(bench.server) as took:
-        await asyncio.gather(*(_append_all(store, batches, latencies) for batches in parts))
+        await asyncio.gather(*(append_timed(store, batches, latencies) for batches in parts))
     count = trips.count
     events = sum(len(batch) for batches in parts for batch in batches)
     return AppendRound(
@@ -150,36 +141,9 @@ def _share(batches: list[Batch], number: int, rounds: int) -> list[Batch]:
     return batches[number * size : (number + 1) * size]
 
 
-async def _append_all(store: storage.Store, batches: list[Batch], latencies: list[float]) -> None:
-    for batch in batches:
-        start = time.perf_counter()
-        results = await store.append([event.pdu for event in batch])
-        latencies.append(time.perf_counter() - start)
-        if any(result.outcome not in {"stored", "soft_failed"} for result in results):
-            raise RuntimeError(f"not stored: {results}")
-
-
 async def _wal(store: storage.Store) -> int:
     async with store.database.connection() as conn:
         return int(await conn.fetchval("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
-
-
-async def _limit(pool: Any, clients: list[list[Batch]]) -> float:
-    """Return events per second of the bare insert of the same batches, from as many clients."""
-    rows = [
-        [([event.event_id for event in batch], [event.pdu for event in batch]) for batch in batches]
-        for batches in clients
-    ]
-    start = time.perf_counter()
-    await asyncio.gather(*(_insert_all(pool, own) for own in rows))
-    return sum(len(ids) for own in rows for ids, _ in own) / (time.perf_counter() - start)
-
-
-async def _insert_all(pool: Any, batches: Sequence[tuple[Sequence[str], Sequence[bytes]]]) -> None:
-    async with pool.acquire() as connection:
-        statement = await connection.prepare(RAW_INSERT)
-        for batch in batches:
-            await statement.fetch(*batch)
 
 
 async def _profile(
@@ -187,10 +151,10 @@ async def _profile(
 ) -> None:
     async with bench.database() as dsn, storage.open(dsn, server_name="s1.test") as store:
         for batch in base:
-            await store.append([event.pdu for event in batch])
+            await store.append(batch)
         events = sum(len(batch) for batches in clients for batch in batches)
         with bench.profiled(scenario.name, events):
-            await asyncio.gather(*(_append_all(store, batches, []) for batches in clients))
+            await asyncio.gather(*(append_timed(store, batches, []) for batches in clients))
 
 
 def _told(scenario: AppendScenario, rounds: list[AppendRound]) -> dict[str, Any]:
@@ -216,36 +180,3 @@ def _told(scenario: AppendScenario, rounds: list[AppendRound]) -> dict[str, Any]
             [one.limit / rate for one, rate in zip(rounds, rates, strict=True)], digits=2
         ),
     }
-
-
-def _show(bench: Bench) -> None:
-    columns = [
-        "scenario",
-        "events/s",
-        "p50 ms",
-        "p99 ms",
-        "Python us",
-        "Postgres us",
-        "background us",
-        "trips/batch",
-        "WAL B",
-        "limit/s",
-        "x",
-    ]
-    rows = [
-        [
-            name,
-            f"{one['events_per_second']['median']:,.0f}",
-            f"{one['batch_ms']['p50']:.2f}",
-            f"{one['batch_ms']['p99']:.2f}",
-            f"{one['python_us_per_event']['median']:,.0f}",
-            f"{one['postgres_us_per_event']['median']:,.0f}",
-            f"{one['postgres_background_us_per_event']['median']:,.0f}",
-            one["round_trips_per_batch"],
-            one["wal_bytes_per_event"],
-            f"{one['limit_events_per_second']['median']:,.0f}",
-            one["limit_ratio"]["median"],
-        ]
-        for name, one in bench.results.items()
-    ]
-    show("append (medians over rounds; x: how much faster the bare insert is)", columns, rows)

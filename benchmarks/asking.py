@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import storage
 from benchmarks.crowd import EVERYWHERE, SERVER, VERSION, Crowd, Pen, build, room_id
-from benchmarks.harness import Bench, percentiles, show
+from benchmarks.harness import Bench, percentiles, stored
 from storage import Store
 from storage.config import Config
 from storage.database.explained import QueryPlan
@@ -48,7 +48,6 @@ class TaskStatements:
     task: "asyncio.Task[Any] | None" = None
 
     def before(self, statement: str) -> None:
-        """See `storage.database.connection.Observer`."""
         if asyncio.current_task() is self.task and not statement.startswith(("BEGIN", "COMMIT")):
             self.count += 1
 
@@ -99,9 +98,7 @@ class AskedEngine:
             pdus.append(
                 pen.write(EVERYWHERE, "m.room.message", auth, content, ts=TIME_MS + pen.depth)[1]
             )
-        results = await self.store.append(pdus, room_version=VERSION)
-        if not {result.outcome for result in results} <= {"stored"}:
-            raise RuntimeError(f"not stored: {results[:3]}")
+        await stored(self.store, pdus, room_version=VERSION)
 
     async def _pen(self, number: int) -> Pen:
         """Return a pen at the end of a room."""
@@ -125,6 +122,10 @@ class AskedEngine:
             ) as conn:
                 plans = await (await prepared(self.store.database, conn, name, given)).plans()
         return plans
+
+
+Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
+"""Prepares the query of a round, on one side."""
 
 
 @asynccontextmanager
@@ -162,11 +163,23 @@ def _builder(crowd: Crowd) -> Callable[[str], Awaitable[None]]:
     return lambda dsn: build(dsn, crowd)
 
 
-async def in_turn(
-    both: Sequence[AskedEngine],
-    prepare: Callable[[AskedEngine, int], Awaitable[Question]],
-    rounds: int,
-) -> dict[str, Any]:
+async def ask_all(
+    bench: Bench, both: Sequence[AskedEngine], asked: Mapping[str, tuple[Prepare, int]]
+) -> None:
+    """Measure queries by name, each with its number of rounds."""
+    for name, (prepare, rounds) in asked.items():
+        bench.results[name] = await in_turn(both, prepare, max(rounds, 5))
+
+
+async def look_at(
+    bench: Bench, side: AskedEngine, given: Mapping[str, tuple[str, QueryArguments]]
+) -> None:
+    """Add to results what Postgres reads for them, by the catalogue's query for each."""
+    for name, (question, arguments) in given.items():
+        bench.results[name]["looked_at"] = touched(await side.plans(question, arguments))
+
+
+async def in_turn(both: Sequence[AskedEngine], prepare: Prepare, rounds: int) -> dict[str, Any]:
     """Return milliseconds, Python's part of them, and statements, on each side.
 
     ``prepare`` makes the query of a round; it is not timed.
@@ -244,42 +257,3 @@ async def throughput(ask_once: Callable[[int], Awaitable[object]], each: int) ->
         "per_second": round(CLIENTS * each / took),
         "ms": percentiles(times, factor=1_000),
     }
-
-
-def table(
-    title: str,
-    both: Sequence[AskedEngine],
-    questions: Mapping[str, dict[str, Any]],
-    targets: Mapping[str, float],
-) -> None:
-    """Print the queries: milliseconds on both sides, ratio, statements, rows and pages read."""
-    rows = []
-    for name, told in questions.items():
-        first, *others = [told[side.name] for side in both if side.name in told]
-        seen = told.get("looked_at", {})
-        clock = [first["ms"][key] for key in ("p10", "p50", "p99")]
-        work = [
-            first["cpu_ms"]["p50"],
-            first["cpu_ms"]["p99"],
-            first["python_ms"],
-            first["postgres_ms"],
-        ]
-        small = others[0]["cpu_ms"]["p50"] if others else ""
-        looked_at = [seen.get(key, "") for key in ("rows", "pages", "planning_ms", "running_ms")]
-        rows.append(
-            [
-                name,
-                targets.get(name, ""),
-                *clock,
-                *work,
-                small,
-                told.get("ratio", ""),
-                first["statements"],
-                *looked_at,
-            ]
-        )
-    columns = (
-        "|target|p10|p50|p99|CPU p50|CPU p99|Python|Postgres|tenth|ratio|statements|rows|pages"
-        "|planning|running"
-    )
-    show(f"{title}: ms", columns.split("|"), rows)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 import storage
-from benchmarks.harness import Bench, Heartbeat, percentiles, show
+from benchmarks.harness import Bench, Heartbeat, append_all, percentiles
 from storage import Store
 from storage.testing import RoomBuilder
 
@@ -122,8 +122,6 @@ async def run(bench: Bench) -> None:
             bench.results[f"{name} of {length}"]["CPU ms per event"] for length in lengths
         )
         bench.results[f"CPU of {name} grown by"] = round(last / first, 2)
-    _show(bench)
-    bench.write()
 
 
 async def _watched(
@@ -137,7 +135,7 @@ async def _watched(
         gc.freeze()
         return {
             "quiet": await others.beside(asyncio.sleep(bench.size(5, 1))),
-            "attacked": await others.beside(_send(store, attack)),
+            "attacked": await others.beside(append_all(store, attack, TOGETHER)),
         }
 
 
@@ -146,29 +144,7 @@ async def _alone(bench: Bench, beginning: Sequence[bytes], attack: Sequence[byte
     async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
         await store.append(beginning, room_version="11")
         last = attack[-LAST * TOGETHER :]
-        await _send(store, attack[: -len(last)])
+        await append_all(store, attack[: -len(last)], TOGETHER)
         start = time.process_time()
-        await _send(store, last)
+        await append_all(store, last, TOGETHER)
         return round((time.process_time() - start) / len(last) * 1000, 3)
-
-
-async def _send(store: Store, pdus: Sequence[bytes]) -> None:
-    for at in range(0, len(pdus), TOGETHER):
-        for result in await store.append(pdus[at : at + TOGETHER]):
-            if result.outcome not in ("stored", "soft_failed"):
-                raise AssertionError(result)
-
-
-def _show(bench: Bench) -> None:
-    columns = ["attack", "busy ms", "append p50", "p99", "quiet p99", "sync p99", "quiet p99"]
-    rows: list[list[object]] = []
-    for name, found in bench.results.items():
-        if isinstance(found, float):
-            rows.append([name, *[""] * 6, found])
-            continue
-        quiet, attacked = found["quiet"], found["attacked"]
-        times = [attacked["append ms"]["p50"]]
-        for key in ("append ms", "sync ms"):
-            times += [attacked[key]["p99"], quiet[key]["p99"]]
-        rows.append([name, attacked["busy ms"], *times, found["CPU ms per event"]])
-    show("Another room while one is attacked", [*columns, "CPU ms per event"], rows)

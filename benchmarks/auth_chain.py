@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 import storage
-from benchmarks.harness import Bench, Trips, show, timed
+from benchmarks.harness import Bench, Trips, append_all, timed
 from storage import Store
 from storage.ids import EventId
 from storage.streams.caches import ChainMemory
@@ -23,13 +23,11 @@ CHANGED: Final = 20  # members in which the old state and the current one differ
 
 
 async def run(bench: Bench) -> None:
-    """Measure each size, and show the growth."""
+    """Measure each size."""
     for members in QUICK_SIZES if bench.quick else SIZES:
         bench.results[f"{members} members"] = await _measure(
             bench, members, rounds=bench.size(60, 5)
         )
-    _show(bench)
-    bench.write()
 
 
 def _room(members: int) -> RoomBuilder:
@@ -60,8 +58,7 @@ async def _measure(bench: Bench, members: int, rounds: int) -> dict[str, Any]:
         storage.open(dsn, server_name="s1.test", observer=trips) as store,
     ):
         trips.opened()
-        for at in range(0, len(room.pdus), 500):
-            await store.append(room.pdus[at : at + 500])
+        await append_all(store, room.pdus, 500)
         async with store.database.connection() as conn:
             await conn.execute("VACUUM ANALYZE")  # as autovacuum does after so many rows
         graph = {event.event_id: event for event in room.events}
@@ -101,33 +98,3 @@ def _walk(graph: dict[EventId, BuiltEvent], ids: set[EventId]) -> set[EventId]:
             found.add(event_id)
             todo.extend(graph[event_id].auth_events)
     return found
-
-
-def _show(bench: Bench) -> None:
-    rows = [
-        [
-            name,
-            question,
-            found["state"],
-            found[question.removesuffix(" again")],
-            *(found[f"{question} cost"]["ms"][key] for key in ("min", "p50")),
-            *(found[f"{question} cost"][key] for key in ("python_ms", "postgres_ms", "statements")),
-        ]
-        for name, found in bench.results.items()
-        for question in ("chain", "chain again", "difference", "difference again")
-    ]
-    show(
-        "Auth chains of the current state, and against an old one",
-        [
-            "room",
-            "question",
-            "state",
-            "events told",
-            "min ms",
-            "p50 ms",
-            "Python CPU ms",
-            "Postgres CPU ms",
-            "statements",
-        ],
-        rows,
-    )

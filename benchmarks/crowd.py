@@ -22,6 +22,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import storage
+from benchmarks.harness import stored
 from storage import Store
 from storage.config import Config
 from storage.database.connection import Connection, Database
@@ -85,7 +86,6 @@ class Crowd:
 
     @property
     def name(self) -> str:
-        """Return the name of its database."""
         return f"crowd_{self.rooms}_{self.events}_{self.members_max}_{self.body}_{self.seed}"
 
     @property
@@ -130,7 +130,6 @@ class Crowd:
 
 
 def room_id(number: int) -> str:
-    """Return the id of a room."""
     return f"!crowd{number}:{SERVER}"
 
 
@@ -175,7 +174,6 @@ class Pen:
         return self.state(user, "m.room.member", {"membership": "join", **(more or {})}, user)
 
     def leave(self, user: str) -> bytes:
-        """Return a leave."""
         return self.state(user, "m.room.member", {"membership": "leave"}, user)
 
     def state(
@@ -481,10 +479,7 @@ async def append_all(store: Store, pdus: Iterator[bytes]) -> int:
     """Append all of them, a thousand at a time."""
     count = 0
     while batch := list(islice(pdus, TOGETHER)):
-        results = await store.append(batch, room_version=VERSION)
-        wrong = [result for result in results if result.outcome != "stored"]
-        if wrong:
-            raise RuntimeError(f"not stored: {wrong[:3]}")
+        await stored(store, batch, room_version=VERSION)
         count += len(batch)
     return count
 

@@ -14,11 +14,11 @@ from typing import Any, Final
 import asyncpg
 
 import storage
-from benchmarks.harness import Bench, show
+from benchmarks.harness import ACCEPTED, Bench, stored
 from storage.testing import SHAPES, RoomBuilder, generate_room
 
 BATCH: Final = 100
-LARGEST: Final = 12
+WRITTEN: Final = ACCEPTED | {"redacted", "rejected"}
 RELATIONS: Final = """
 SELECT c.relname, COALESCE(t.relname, c.relname) AS of_table, c.relkind = 'i' AS is_index,
     CASE c.relkind WHEN 'i' THEN pg_relation_size(c.oid) ELSE pg_table_size(c.oid) END AS bytes
@@ -62,8 +62,6 @@ async def run(bench: Bench) -> None:
         bench, _large(bench.size(5_000, 200), bench.size(10_000, 400))
     )
     bench.results["join-leave storm"] = await _measure(bench, _storm(bench.size(5_000, 200)))
-    bench.write()
-    _show(bench)
 
 
 def _small(rooms: int, events: int) -> Iterator[list[bytes]]:
@@ -113,13 +111,7 @@ async def _measure(bench: Bench, batches: Iterator[list[bytes]]) -> dict[str, An
                 received = 0
                 for batch in batches:
                     received += sum(map(len, batch))
-                    results = await store.append(batch)
-                    assert {result.outcome for result in results} <= {
-                        "stored",
-                        "redacted",
-                        "rejected",
-                        "soft_failed",
-                    }
+                    await stored(store, batch, outcomes=WRITTEN)
             log = await connection.fetchval(
                 "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1)::bigint", before
             )
@@ -166,23 +158,3 @@ def _per_event(
             sorted(tables.items(), key=lambda one: -sum(one[1].values()))
         ),
     }
-
-
-def _show(bench: Bench) -> None:
-    kinds = list(bench.results)
-    lines = [name for name in bench.results[kinds[0]] if not name.startswith("tables")]
-    show(
-        "Disk",
-        ["", *kinds],
-        [[name, *(f"{bench.results[kind][name]:,}" for kind in kinds)] for name in lines],
-    )
-    for kind in kinds:
-        tables = bench.results[kind]["tables, bytes an event"]
-        rows = [
-            (table, name, size) for table, parts in tables.items() for name, size in parts.items()
-        ]
-        show(
-            f"{kind}: bytes an event",
-            ["table", "rows, or index", "bytes"],
-            sorted(rows, key=lambda row: -row[2])[:LARGEST],
-        )

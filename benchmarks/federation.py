@@ -1,34 +1,24 @@
 """Requests of other servers for a room of 5,000 members, on a large database and a tenth of it."""
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
 from benchmarks.asking import (
-    CLIENTS,
     AskedEngine,
+    Prepare,
     Question,
-    in_turn,
+    ask_all,
+    look_at,
     sides,
-    table,
     throughput,
-    touched,
 )
-from benchmarks.harness import Bench, show
+from benchmarks.harness import Bench
 from benchmarks.messages import Places
 from storage.ids import EventId
 from storage.store.catalogue import QueryArguments
 
 BACKFILLED: Final = 100
 MISSED: Final = 20
-TARGETS: Final = {
-    "backfill of 100": 4.0,
-    "missing events, 20": 1.5,
-    "state ids": 15.0,
-    "auth chain of the state": 8.0,
-}
-
-Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
 
 
 async def run(bench: Bench) -> None:
@@ -40,22 +30,15 @@ async def run(bench: Bench) -> None:
             for side in both
         }
         rounds = bench.size(300, 10)
-        asked = _questions(places, states)
-        for name, prepare in asked.items():
-            large = name in {"state ids", "auth chain of the state"}
-            bench.results[name] = await in_turn(
-                both, prepare, max(rounds // 4 if large else rounds, 5)
-            )
+        asked = _questions(places, states, rounds)
+        await ask_all(bench, both, asked)
         await _look(bench, both[0], places[both[0].name])
         bench.results["throughput"] = await _throughput(bench, both[0], places[both[0].name])
-        bench.write()
-        table("federation", both, {name: bench.results[name] for name in asked}, TARGETS)
-    told = bench.results["throughput"]
-    rows = [["backfill of 100", told["per_second"], told["ms"]["p50"], told["ms"]["p99"]]]
-    show(f"{CLIENTS} clients", ["", "per second", "p50 ms", "p99"], rows)
 
 
-def _questions(places: dict[str, Places], states: dict[str, set[EventId]]) -> dict[str, Prepare]:
+def _questions(
+    places: dict[str, Places], states: dict[str, set[EventId]], rounds: int
+) -> dict[str, tuple[Prepare, int]]:
     def event(side: AskedEngine, number: int) -> EventId:
         found = places[side.name].events
         return found[(number * 37) % (len(found) - BACKFILLED)]
@@ -83,12 +66,12 @@ def _questions(places: dict[str, Places], states: dict[str, set[EventId]]) -> di
         return lambda: side.store.state_before(event(side, number))
 
     return {
-        "backfill of 100": backfill,
-        "missing events, 20": missing,
-        "state ids": state_ids,
-        "event auth": event_auth,
-        "auth chain of the state": chain,
-        "the whole state before": whole,
+        "backfill of 100": (backfill, rounds),
+        "missing events, 20": (missing, rounds),
+        "state ids": (state_ids, rounds // 4),
+        "event auth": (event_auth, rounds),
+        "auth chain of the state": (chain, rounds // 4),
+        "the whole state before": (whole, rounds),
     }
 
 
@@ -105,8 +88,7 @@ async def _look(bench: Bench, side: AskedEngine, places: Places) -> None:
         "event auth": ("event-auth", mine),
         "the whole state before": ("state-at", mine),
     }
-    for name, (question, told) in given.items():
-        bench.results[name]["looked_at"] = touched(await side.plans(question, told))
+    await look_at(bench, side, given)
 
 
 async def _throughput(bench: Bench, side: AskedEngine, places: Places) -> dict[str, Any]:

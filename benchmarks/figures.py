@@ -1,11 +1,11 @@
 """The figures of a results file by path, with direction and spread, and as people write them."""
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 MORE_IS_BETTER: Final = ("per_second", "share")
 LESS_IS_BETTER: Final = ("ms", "us", "bytes", "statements", "transactions", "trips")
@@ -26,6 +26,8 @@ class Figure:
     high: float
     timed: bool
     """A timing: it depends on other load of the machine."""
+    p99: float | None = None
+    """The 99th percentile, of a median of many."""
 
     @property
     def ours(self) -> bool:
@@ -74,7 +76,8 @@ def _walk(path: tuple[str, ...], value: Any) -> Iterator[Figure]:
     if isinstance(value, dict) and value.keys() == SPREAD:
         yield Figure(path, value["median"], value["min"], value["max"], timed=True)
     elif isinstance(value, dict) and value.keys() == PERCENTILES:
-        yield Figure(path, value["p50"], value["p50"], value["p50"], timed=True)
+        median = value["p50"]
+        yield Figure(path, median, median, median, timed=True, p99=value["p99"])
     elif isinstance(value, dict):
         for name, inner in value.items():
             yield from _walk((*path, name), inner)
@@ -149,3 +152,55 @@ def quantity(value: float, unit: str) -> str:
         factor, unit = LARGER[unit]
         value /= factor
     return f"{number(value)} {unit}".strip()
+
+
+def cells(one: Figure) -> tuple[str, str]:
+    """Return the value and its spread as text; the latter is empty if there is one value."""
+    unit = unit_of(one.path)
+    if one.p99 is not None:
+        return quantity(one.value, unit), f"p99 {quantity(one.p99, unit)}"
+    spread = f"{quantity(one.low, unit)} to {quantity(one.high, unit)}"
+    return quantity(one.value, unit), "" if one.low == one.high else spread
+
+
+def written(names: Iterable[str]) -> str:
+    """Return the names of a path as text."""
+    return ": ".join(name.replace("_", " ") for name in names)
+
+
+class FigureTable(NamedTuple):
+    """Figures by name, with a column for each of the scenarios that have them."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def tables(document: dict[str, Any]) -> Iterator[FigureTable]:
+    """Yield tables of all figures. Scenarios with the same figures stand in one."""
+    return _tables((), figures(document))
+
+
+def _tables(above: tuple[str, ...], found: dict[tuple[str, ...], Figure]) -> Iterator[FigureTable]:
+    scenarios: dict[str, dict[tuple[str, ...], Figure]] = defaultdict(dict)
+    for path, one in found.items():
+        scenarios[path[0]][path[1:]] = one
+    alike: dict[tuple[tuple[str, ...], ...], list[str]] = defaultdict(list)
+    for name, own in scenarios.items():
+        alike[tuple(own)].append(name)
+    for paths, names in alike.items():
+        if paths == ((),):
+            rows = [[written([name]), _cell(scenarios[name][()])] for name in names]
+            yield FigureTable(written(above), [""], rows)
+        elif len(names) == 1:
+            yield from _tables((*above, *names), scenarios[names[0]])
+        else:
+            rows = [
+                [written(path), *(_cell(scenarios[name][path]) for name in names)] for path in paths
+            ]
+            yield FigureTable(written(above), [written([name]) for name in names], rows)
+
+
+def _cell(one: Figure) -> str:
+    value, spread = cells(one)
+    return f"{value} ({spread})" if spread else value

@@ -18,7 +18,7 @@ from typing import Any, Final
 import asyncpg
 
 import storage
-from benchmarks.harness import Bench, show, spread
+from benchmarks.harness import Bench, spread
 from storage.testing import SHAPES, generate_room
 
 SERVER: Final = "s1.test"
@@ -54,13 +54,6 @@ async def run(bench: Bench) -> None:
         mode: {name: spread([one[name] for one in each], digits=2) for name in each[0]}
         for mode, each in found.items()
     }
-    bench.write()
-    names = list(bench.results[MODES[0]])
-    show(
-        "milliseconds, medians",
-        ["", *names],
-        [[mode, *(one[name]["median"] for name in names)] for mode, one in bench.results.items()],
-    )
 
 
 async def _stored(dsn: str, rooms: int, spare: int) -> tuple[dict[str, Any], list[str]]:

@@ -34,9 +34,9 @@ import aiohttp
 import psutil
 
 import storage
-from benchmarks.harness import Bench, note, show, spent, spread
+from benchmarks.harness import Bench, note, spent, spread, stored
 from benchmarks.peers.process import SynapseProcess, synapse
-from benchmarks.peers.writes import BATCH, stored
+from benchmarks.peers.writes import BATCH
 from benchmarks.ports import free_port
 from storage import SlidingList, SlidingSyncRequest, Store, SyncFilter
 from storage.testing import RoomBuilder
@@ -138,11 +138,9 @@ class OverHttp:
     tokens: list[str]
 
     async def respond(self, user: int, profile: FirstSyncProfile) -> int:
-        """See `FirstSyncSide`."""
         return len(await self.body(user, profile))
 
     async def body(self, user: int, profile: FirstSyncProfile) -> bytes:
-        """Return the response of a user."""
         headers = {"Authorization": f"Bearer {self.tokens[user]}"}
         method, path, given = profile.request
         url = self.url + path
@@ -153,7 +151,6 @@ class OverHttp:
             return body
 
     def cpu(self) -> float:
-        """See `FirstSyncSide`."""
         times = psutil.Process(self.pid).cpu_times()
         return float(times.user + times.system)
 
@@ -166,12 +163,10 @@ class CallAlone:
     users: list[str]
 
     async def respond(self, user: int, profile: FirstSyncProfile) -> int:
-        """See `FirstSyncSide`."""
         await profile.call(self.store, self.users[user])
         return 0
 
     def cpu(self) -> float:
-        """See `FirstSyncSide`."""
         return time.process_time()
 
 
@@ -191,8 +186,6 @@ async def run(bench: Bench, *, alone: bool = False) -> None:
                 keys = ("synapse_seconds", "tuwunel_seconds")
                 told["published"] = dict(zip(keys, PUBLISHED[profile.name], strict=True))
             bench.results.setdefault("profiles", {})[profile.name] = told
-            bench.write()
-    _show(bench)
 
 
 async def _in_turns(
@@ -380,21 +373,3 @@ async def _registered(session: aiohttp.ClientSession, url: str, user: str) -> st
     given = {"username": name, "password": PASSWORD, "auth": {"type": "m.login.dummy"}}
     async with session.post(f"{url}{CLIENT}/register", json=given) as response:
         return str((await response.json())["access_token"])
-
-
-def _show(bench: Bench) -> None:
-    columns = ["", "ours s", "slowest", "Synapse s", "slowest", "x", "call alone s"]
-    columns += ["kB", "Synapse", "CPU s", "Synapse"]
-    rows = []
-    for name, one in bench.results["profiles"].items():
-        both = [one["ours"], one.get("synapse", one["ours"])]
-        row: list[object] = [name]
-        for side in both:
-            row += [side[f"{which}_seconds"]["median"] for which in ("average", "slowest")]
-        row += [one["ratio"]["median"] if "ratio" in one else ""]
-        row += [one["call"]["average_seconds"]["median"]]
-        row += [side["response_bytes"] // 1000 for side in both]
-        row += [side["server_cpu_seconds"]["median"] for side in both]
-        rows.append(row)
-    scale = ", ".join(f"{value} {name}" for name, value in bench.results["scale"].items())
-    show(f"first syncs at once: {scale}", columns, rows)

@@ -49,8 +49,12 @@ async def run(bench: Bench) -> None:
                 bench.write()
         finally:
             await server.close()
-    rows = [[*row] for row in _rows(bench.results)]
-    show("Growth of reads", ["read", "largest growth", "in the state", "ms there", "rows"], rows)
+
+
+def summary(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print for each read the state in which it grows most."""
+    columns = ["read", "largest growth", "in the state", "ms there", "rows"]
+    show("Growth of reads", columns, _rows(results))
 
 
 async def _measured(room: BigRoom, rounds: int) -> dict[str, dict[str, Any]]:

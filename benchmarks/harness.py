@@ -19,7 +19,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -34,9 +43,12 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+import storage.database
+from benchmarks.figures import tables
+from storage import Store
 from storage.config import Config
 from storage.database.embedded import EmbeddedPostgres
-from storage.database.migrate import migrate, scripts_directory
+from storage.database.migrate import migrate
 
 RESULTS: Final = Path(__file__).parent / "results"
 SHARED_BUFFERS_MB: Final = psutil.virtual_memory().total // 2**20 // 4
@@ -70,7 +82,9 @@ DATA_VARIABLE: Final = "STORAGE_BENCH_DATA"
 They take gigabytes.
 """
 SCHEMA: Final = hashlib.sha256(
-    b"".join(path.read_bytes() for path in sorted(scripts_directory().rglob("*.sql")))
+    b"".join(
+        path.read_bytes() for path in sorted(Path(storage.database.__file__).parent.glob("*.sql"))
+    )
 ).hexdigest()[:10]
 TEMPLATE: Final = f"bench_template_{SCHEMA}"
 
@@ -120,6 +134,41 @@ async def _prepare(dsn: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------
+# appending
+
+ACCEPTED: Final = frozenset(("stored", "soft_failed"))
+
+
+async def stored(
+    store: Store,
+    batch: Sequence[bytes],
+    *,
+    room_version: str | None = None,
+    outcomes: Collection[str] = ACCEPTED,
+) -> None:
+    """Append a batch. Raise RuntimeError for an event that has none of the outcomes."""
+    results = await store.append(batch, room_version=room_version)
+    if wrong := [result for result in results if result.outcome not in outcomes]:
+        raise RuntimeError(f"not stored: {wrong[:3]}")
+
+
+async def append_all(store: Store, pdus: Sequence[bytes], batch: int) -> None:
+    """Append all events in batches of this size."""
+    for at in range(0, len(pdus), batch):
+        await stored(store, pdus[at : at + batch])
+
+
+async def append_timed(
+    store: Store, batches: Iterable[Sequence[bytes]], latencies: list[float]
+) -> None:
+    """Append one batch after the other, and note the seconds of each."""
+    for batch in batches:
+        start = time.perf_counter()
+        await stored(store, batch)
+        latencies.append(time.perf_counter() - start)
+
+
+# ------------------------------------------------------------------------------------------------
 # clocks and counters
 
 
@@ -144,11 +193,14 @@ class Trips:
         }
 
     def before(self, statement: str) -> None:  # noqa: ARG002  # the observer's interface
-        """See `storage.database.connection.Observer`."""
-        if asyncio.current_task() in self._upkeep:
+        if self.is_upkeep():
             self.others += 1
         else:
             self.count += 1
+
+    def is_upkeep(self) -> bool:
+        """Return whether a background task of the store runs."""
+        return asyncio.current_task() in self._upkeep
 
     def after(self, statement: str, seconds: float) -> None:
         """See `storage.database.connection.Observer`."""
@@ -342,7 +394,6 @@ class Bench:
     results: dict[str, Any] = field(default_factory=dict)
 
     def size(self, full: int, quick: int) -> int:
-        """Return the size for this run."""
         return quick if self.quick else full
 
     @asynccontextmanager
@@ -421,6 +472,11 @@ class Bench:
         )
         Console().print(f"written to {path}")
         return path
+
+    def show(self, results: Mapping[str, Any]) -> None:
+        """Print all figures on standard output."""
+        for title, columns, rows in tables({"results": results}):
+            show(f"{self.name}: {title}" if title else self.name, ["", *columns], rows)
 
 
 class Sampler:

@@ -5,35 +5,25 @@ members.
 """
 
 import random
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
 from benchmarks.asking import (
-    CLIENTS,
     AskedEngine,
+    Prepare,
     Question,
-    in_turn,
+    ask_all,
+    look_at,
     sides,
-    table,
     throughput,
-    touched,
 )
 from benchmarks.crowd import DEPTH_MS, FIRST_MS, MANY, MEMBERS_MIN, STEP_MS, room_id
-from benchmarks.harness import Bench, show
+from benchmarks.harness import Bench
 from storage.ids import EventId, RoomId, server_name_of
 from storage.store.catalogue import QueryArguments
 
 PAGE: Final = 100
 PLACES: Final = 15  # pages of the hall that are read to find positions
-TARGETS: Final = {
-    "hall, backwards, 100": 2.0,
-    "hall, forwards, 100": 2.0,
-    "hall, the end, 100": 2.0,
-    "quiet room, the end, 100": 2.0,
-}
-
-Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
 
 
 class Places:
@@ -67,23 +57,13 @@ async def run(bench: Bench) -> None:
     async with sides(bench) as both:
         places = {side.name: await Places(side).walk() for side in both}
         rounds = bench.size(300, 10)
-        asked = _questions(places)
-        for name, prepare in asked.items():
-            times = rounds // 6 if name.startswith("context, hall") else rounds
-            bench.results[name] = await in_turn(both, prepare, max(times, 5))
+        asked = _questions(places, rounds)
+        await ask_all(bench, both, asked)
         await _look(bench, both[0], places[both[0].name])
         bench.results["throughput"] = await _throughput(bench, both[0], places[both[0].name])
-        bench.write()
-        table("messages", both, {name: bench.results[name] for name in asked}, TARGETS)
-    told = bench.results["throughput"]
-    show(
-        f"{CLIENTS} clients",
-        ["", "per second", "p50 ms", "p99"],
-        [["a page of 100", told["per_second"], told["ms"]["p50"], told["ms"]["p99"]]],
-    )
 
 
-def _questions(places: dict[str, Places]) -> dict[str, Prepare]:
+def _questions(places: dict[str, Places], rounds: int) -> dict[str, tuple[Prepare, int]]:
     async def page(side: AskedEngine, number: int, direction: Any) -> Question:
         at = places[side.name]
         token = at.tokens[(number * 7) % len(at.tokens)]
@@ -122,13 +102,13 @@ def _questions(places: dict[str, Places]) -> dict[str, Prepare]:
         )
 
     return {
-        "hall, the end, 100": end,
-        "hall, backwards, 100": backwards,
-        "hall, forwards, 100": forwards,
-        "quiet room, the end, 100": quiet,
-        "context, hall, 20 and the state of 5,000": around,
-        "context, quiet room, 20": around_quiet,
-        "event nearest to a time": nearest,
+        "hall, the end, 100": (end, rounds),
+        "hall, backwards, 100": (backwards, rounds),
+        "hall, forwards, 100": (forwards, rounds),
+        "quiet room, the end, 100": (quiet, rounds),
+        "context, hall, 20 and the state of 5,000": (around, rounds // 6),
+        "context, quiet room, 20": (around_quiet, rounds),
+        "event nearest to a time": (nearest, rounds),
     }
 
 
@@ -156,8 +136,7 @@ async def _look(bench: Bench, side: AskedEngine, places: Places) -> None:
             replace(mine, timestamp=FIRST_MS + DEPTH_MS + side.crowd.events * STEP_MS // 2),
         ),
     }
-    for name, (question, told) in given.items():
-        bench.results[name]["looked_at"] = touched(await side.plans(question, told))
+    await look_at(bench, side, given)
 
 
 async def _throughput(bench: Bench, side: AskedEngine, places: Places) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 import storage
-from benchmarks.harness import Bench, show
+from benchmarks.harness import Bench
 from storage.pipeline import mirror, mirrored
 from storage.pipeline.session import session
 from storage.testing import SHAPES, GeneratedRoom, generate_room
@@ -48,9 +48,6 @@ async def run(bench: Bench) -> None:
         async with bench.database() as dsn:
             bench.results["lag"] = await _lag(dsn, Path(folder) / "followed", rooms)
             bench.results["day"] = await _day(dsn, Path(folder) / "days")
-    bench.write()
-    for name in ("lag", "day"):
-        show(f"mirror: {name}", list(bench.results[name]), [list(bench.results[name].values())])
 
 
 async def _lag(dsn: str, folder: Path, rooms: list[GeneratedRoom]) -> Row:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import asyncpg
 
 import storage
-from benchmarks.harness import Bench, note, show
+from benchmarks.harness import Bench, note
 from benchmarks.peers import limits, merges, reads, whole, writes, young
 from benchmarks.peers.process import synapse
 
@@ -45,9 +45,6 @@ async def run(bench: Bench, *, alone: bool = False) -> None:
             bench.write()
         if sides.peer:
             await _reads(bench, sides)
-    _show_writes(bench.results["writes"])
-    show_disk(bench.results.get("disk", {}))
-    _show_reads(bench.results.get("reads", {}))
 
 
 async def _reads(bench: Bench, sides: writes.Sides) -> None:
@@ -100,93 +97,3 @@ async def both(bench: Bench, *, alone: bool = False) -> AsyncIterator[writes.Sid
         for look in looks.values():
             stack.push_async_callback(look.close)
         yield writes.Sides(bench, store, counts, peer, pool, looks)
-
-
-def _show_writes(results: dict[str, Any]) -> None:
-    columns = [
-        "",
-        "events/s",
-        "Synapse",
-        "x",
-        "Python us",
-        "Synapse",
-        "Postgres us",
-        "Synapse",
-        "statements",
-        "Synapse",
-        "transactions",
-        "Synapse",
-    ]
-    columns += ["bytes", "Synapse", "WAL", "Synapse", "of the limit"]
-    rows = []
-    for name, one in results.items():
-        row: list[object] = [name]
-        for key in ("events_per_second", "python_us_per_event", "postgres_us_per_event"):
-            row += [f"{side[key]['median']:,.0f}" for side in _sides(one)]
-            if key == "events_per_second":
-                row.append(one["ratio"]["events_per_second"]["median"] if "ratio" in one else "")
-        for key in (
-            "statements_per_event",
-            "transactions_per_event",
-            "bytes_per_event",
-            "wal_bytes_per_event",
-        ):
-            row += [f"{side[key]:,}" for side in _sides(one)]
-        rows.append([*row, f"{one['share_of_limit']['median']:.0%}"])
-    if all("ratio" in one for one in results.values()):
-        show("storing events, medians over rounds, per event", columns, rows)
-
-
-def show_disk(results: dict[str, Any]) -> None:
-    """Print the bytes of an event: all of Synapse's, and like for like."""
-    columns = ["", "events", "raw", "bytes", "Synapse", "x", "WAL", "Synapse", "x"]
-    columns += ["like for like", "x"]
-    rows: list[list[object]] = []
-    for name, one in results.items():
-        row: list[object] = [name, f"{one['events']:,}", one["raw_bytes_per_event"]]
-        for of, key in (("bytes", "bytes_per_event"), ("wal", "wal_bytes_per_event")):
-            row += [f"{one['ours'][key]:,}", f"{one['synapse'][key]:,}", one["ratio"][of]]
-        like = one["synapse"]["like_for_like_bytes_per_event"]
-        row += [f"{like:,}", one["ratio"]["like_for_like"]]
-        rows.append(row)
-    show("whole rooms, bytes per event", columns, rows)
-
-
-def _show_reads(results: dict[str, Any]) -> None:
-    columns = [
-        "",
-        "ms",
-        "Synapse, cold",
-        "x",
-        "again",
-        "Synapse, warm",
-        "x",
-        "of the limit",
-        "statements",
-        "again",
-        "cold",
-        "warm",
-    ]
-    rows = []
-    for name, one in results.items():
-        own, again, cold, warm = (
-            one["ours"],
-            one.get("ours_again", one["ours"]),
-            one["synapse_cold"],
-            one["synapse_warm"],
-        )
-        row = [name, own["ms"]["p50"], cold["ms"]["p50"], one["ratio_cold"]["median"]]
-        row += [
-            again["ms"]["p50"],
-            warm["ms"]["p50"],
-            one["ratio_warm"]["median"],
-            f"{one['share_of_limit']['median']:.0%}",
-        ]
-        rows.append(
-            [*row, own["statements"], again["statements"], cold["statements"], warm["statements"]]
-        )
-    show("reading, medians", columns, rows)
-
-
-def _sides(one: dict[str, Any]) -> list[dict[str, Any]]:
-    return [one[name] for name in ("ours", "synapse") if name in one]

@@ -4,7 +4,7 @@ Run `python -m benchmarks peer_disk [--quick]`.
 """
 
 from benchmarks.harness import Bench, note
-from benchmarks.peer import both, show_disk, store_storm
+from benchmarks.peer import both, store_storm
 from benchmarks.peers import reads
 
 
@@ -14,5 +14,3 @@ async def run(bench: Bench) -> None:
         note("storing rooms")
         bench.results |= await reads.store(sides, reads.build(bench))
         bench.results |= await store_storm(bench, sides)
-    bench.write()
-    show_disk(bench.results)

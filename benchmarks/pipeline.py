@@ -18,7 +18,7 @@ from typing import Any, Final
 import psutil
 
 import storage
-from benchmarks.harness import Bench, Spent, show, spent
+from benchmarks.harness import Bench, Spent, spent
 from storage.pipeline import export_parquet, import_archive, verify
 from storage.pipeline.session import session
 from storage.testing import SHAPES, GeneratedRoom, generate_room, write_ndjson
@@ -45,19 +45,6 @@ async def run(bench: Bench) -> None:
                 )
             rows.append(await _single(bench, small))
     bench.results["rows"] = rows
-    bench.write()
-    columns = [
-        "what",
-        "events",
-        "seconds",
-        "events_per_second",
-        "python_us",
-        "spark_us",
-        "postgres_us",
-        "cpu_us_per_event",
-        "megabytes",
-    ]
-    show("pipeline", columns, [[row.get(column, "") for column in columns] for row in rows])
 
 
 def _rooms(count: int, first: int) -> list[GeneratedRoom]:

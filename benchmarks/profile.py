@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import storage
 from benchmarks.figures import read
-from benchmarks.harness import Bench, Sampler, Spent, note, show, spent
+from benchmarks.harness import Bench, Sampler, Spent, append_all, note, spent
 from storage.testing import SHAPES, stream_room
 
 SERVER: Final = "s1.test"
@@ -135,11 +135,6 @@ async def run(bench: Bench) -> None:
             bench, scenario, max(scenario.events // (20 if bench.quick else 1), 10 * scenario.batch)
         )
     path = bench.write()
-    rows = [
-        [part, *(bench.results[one.name]["python_us"].get(part, 0) for one in SCENARIOS)]
-        for part in _names(bench.results)
-    ]
-    show("CPU time of an append, us per event", ["part", *(one.name for one in SCENARIOS)], rows)
     if not bench.quick:
         PAGE.write_text(page(read(path)), encoding="utf-8")
         note(f"{PAGE} written from {path}")
@@ -152,21 +147,14 @@ async def _measure(bench: Bench, scenario: ProfileScenario, count: int) -> dict[
         for event in stream_room(SHAPES["small_chat"], warm + count, seed=SEED, sign=False)
     ]
     async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
-        await _append(store, pdus[:warm], scenario.batch)
+        await append_all(store, pdus[:warm], scenario.batch)
         gc.collect()
         gc.freeze()
         sampler = Sampler()
         with spent(bench.server) as used, _collector() as collected, sampler.running():
-            await _append(store, pdus[warm:], scenario.batch)
+            await append_all(store, pdus[warm:], scenario.batch)
         gc.unfreeze()
     return _told(sampler, used, collected(), count)
-
-
-async def _append(store: storage.Store, pdus: Sequence[bytes], batch: int) -> None:
-    for at in range(0, len(pdus), batch):
-        results = await store.append(pdus[at : at + batch])
-        if any(result.outcome not in {"stored", "soft_failed"} for result in results):
-            raise RuntimeError(f"not stored: {results[:3]}")
 
 
 @contextmanager

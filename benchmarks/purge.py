@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any, Final
 
 import storage
-from benchmarks.harness import Bench, note, show
+from benchmarks.harness import Bench, note
 from storage import Config, Store
 from storage.database.connection import Database
 from storage.maintenance.purge import purge_history
@@ -56,7 +56,6 @@ class Longest:
         """See `storage.database.connection.Observer`."""
 
     def after(self, statement: str, seconds: float) -> None:
-        """See `storage.database.connection.Observer`."""
         self.count += 1
         if seconds > self.seconds:
             self.seconds, self.statement = seconds, statement
@@ -251,7 +250,6 @@ def quiet(shape: Shape) -> Shape:
 
 
 async def run(bench: Bench) -> None:
-    """Run the benchmark."""
     count = bench.events or bench.size(EVENTS, QUICK_EVENTS)
     alone_s = bench.size(max(ALONE_S, round(count * SHARE / PURGED_PER_S)), 4)
     beside = APPENDS_PER_S * bench.size(BESIDE_S_MAX, 60)
@@ -279,7 +277,6 @@ async def run(bench: Bench) -> None:
             "waits": _waits(alone, load.waits),
             "load_ended": load.ended,
         }
-        _show(bench.results)
         start = time.perf_counter()
         found = [str(finding) async for finding in verify(store.database, server_name=SERVER)]
         note(f"verified in {time.perf_counter() - start:.0f} s: {len(found)} findings {found[:3]}")
@@ -289,12 +286,6 @@ async def run(bench: Bench) -> None:
         )
         sizes.append(await _size(store))
     bench.results |= {"sizes": sizes, "findings": len(found)}
-    told = [size >> 20 for size in sizes]
-    note(
-        f"disk: {told[0]} MB, {told[1]} after the purge,"
-        f" {told[2]} after a fifth as many events in another room"
-    )
-    bench.write()
 
 
 def _waits(without: Waits, beside: Waits) -> dict[str, dict[str, dict[str, float]]]:
@@ -304,30 +295,3 @@ def _waits(without: Waits, beside: Waits) -> dict[str, dict[str, dict[str, float
         name: {"appends": _told(waits.appends), "syncs": _told(waits.syncs)}
         for name, waits in halves.items()
     }
-
-
-def _show(results: dict[str, Any]) -> None:
-    keys = ("p50_ms", "p99_ms", "max_ms")
-    rows = [
-        [name, *(f"{waits[kind][key]:.1f}" for kind in ("appends", "syncs") for key in keys)]
-        for name, waits in results["waits"].items()
-    ]
-    show(
-        "ms from when it was due, without and with the purge",
-        ["", "append p50", "p99", "most", "sync p50", "p99", "most"],
-        rows,
-    )
-    done = results["purge"]
-    taken = done["deleted"] + done["set_aside"]
-    note(
-        f"{taken} events purged in {done['seconds']:.0f} s, {taken / done['seconds']:.0f}/s,"
-        f" {done['statements']} statements: {_counts(done)}"
-    )
-    note(f"longest statement {done['longest_ms']:.0f} ms: {done['longest']}")
-    if results["load_ended"]:
-        note("the load ran out of events before the purge was done")
-
-
-def _counts(done: dict[str, Any]) -> str:
-    """Describe the counts of a job."""
-    return ", ".join(f"{done[key]} {key}" for key in ("deleted", "set_aside", "swept", "groups"))

@@ -82,7 +82,6 @@ CROWDED: Final = (
 
 
 def main(arguments: list[str]) -> int:
-    """Write the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks readme", description=__doc__)
     parser.parse_args(arguments)
     if not (RESULTS / "peer.json").exists():

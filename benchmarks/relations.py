@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, LiteralString, NamedTuple
 
 import storage
-from benchmarks.harness import Bench, Trips, show, timed
+from benchmarks.harness import Bench, Trips, timed
 from storage import Store
 from storage.codec import decode
 from storage.database.connection import Connection
@@ -80,8 +80,6 @@ async def run(bench: Bench) -> None:
     """Measure each size, and show the growth."""
     for related in QUICK_SIZES if bench.quick else SIZES:
         bench.results[str(related)] = await _measure(bench, related, rounds=bench.size(200, 5))
-    _show(bench)
-    bench.write()
 
 
 async def _measure(bench: Bench, related: int, rounds: int) -> dict[str, Any]:
@@ -135,27 +133,3 @@ def _questions(store: Store, room: RoomBuilder, root: BuiltEvent, user: str) -> 
             room.room_id, user, limit=100, aggregations=True
         ),
     }
-
-
-def _show(bench: Bench) -> None:
-    names = [name for name in next(iter(bench.results.values())) if name != "bytes"]
-    columns = ["p50 ms, relations to the event:", *bench.results, "statements"]
-    rows = [
-        [
-            name,
-            *(found[name]["ms"]["p50"] for found in bench.results.values()),
-            _statements(bench, name),
-        ]
-        for name in names
-    ]
-    show("Relations", columns, rows)
-    cost = [
-        [size, *(round(number, 1) for number in found["bytes"])]
-        for size, found in bench.results.items()
-    ]
-    show("Bytes for each event that relates to another", ["relations", "index", "row"], cost)
-
-
-def _statements(bench: Bench, name: str) -> float:
-    most: float = max(found[name]["statements"] for found in bench.results.values())
-    return most

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Final
 
 import storage
-from benchmarks.harness import Bench, percentiles, show, spent, spread
+from benchmarks.harness import Bench, percentiles, spent, spread
 from storage.replication import Client, Server
 from storage.streams.feed import Advance, StreamRow
 from storage.testing import SHAPES, generate_room
@@ -28,8 +28,6 @@ async def run(bench: Bench) -> None:
         await _throughput(bench, size)
     if not bench.profile:
         await _latency(bench)
-        bench.write()
-        _show(bench)
 
 
 class FeedArrival:
@@ -72,7 +70,6 @@ class Committed:
         statement: str,  # noqa: ARG002  # the observer's interface
         seconds: float,  # noqa: ARG002
     ) -> None:
-        """See `storage.database.connection.Observer`."""
         self.at = time.perf_counter()
 
 
@@ -179,26 +176,3 @@ async def _latency(bench: Bench) -> None:
             "over_tcp_ms": percentiles(remote, factor=1_000),
             "append_to_wake_up_over_tcp_ms": percentiles(whole, factor=1_000),
         }
-
-
-def _show(bench: Bench) -> None:
-    rates = [(name, one) for name, one in bench.results.items() if "rdata_per_second" in one]
-    show(
-        "rows through one TCP connection (writer and reader in one process)",
-        ["facts", "RDATA/s", "Python us a row", "RDATA/s if the core were its own"],
-        [
-            [
-                name,
-                f"{one['rdata_per_second']['median']:,.0f}",
-                one["python_us_per_row"]["median"],
-                f"{one['rdata_per_core_second']:,}",
-            ]
-            for name, one in rates
-        ],
-    )
-    latencies = bench.results["commit to wake-up"]
-    show(
-        "milliseconds",
-        ["from", "p50", "p95", "p99", "max"],
-        [[name, *one.values()] for name, one in latencies.items()],
-    )

@@ -14,7 +14,16 @@ from typing import Any, Final, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from benchmarks.figures import Figure, figures, number, quantity, read, unit_of
+from benchmarks.figures import (
+    Figure,
+    cells,
+    figures,
+    number,
+    quantity,
+    read,
+    unit_of,
+    written,
+)
 from benchmarks.harness import RESULTS, note
 
 
@@ -147,7 +156,6 @@ class PlotBar(NamedTuple):
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks report", description=__doc__)
     parser.add_argument(
         "--results",
@@ -167,7 +175,6 @@ def main(arguments: list[str]) -> int:
 
 
 def page(documents: Iterable[dict[str, Any]]) -> str:
-    """Return the whole page."""
     listed = list(documents)
     peer = next((one for one in listed if one["benchmark"] == "peer" and not one["quick"]), None)
     return TEMPLATES.get_template("report.html.j2").render(
@@ -283,18 +290,7 @@ def plot(title: str, bars: Sequence[tuple[str, str, Figure]]) -> dict[str, Any]:
     }
 
 
-def written(names: Iterable[str]) -> str:
-    """Return the names of a path as text."""
-    return ": ".join(name.replace("_", " ") for name in names)
-
-
 def _row(one: Figure) -> dict[str, str]:
-    unit = unit_of(one.path)
-    spread = (
-        "" if one.low == one.high else f"{quantity(one.low, unit)} to {quantity(one.high, unit)}"
-    )
-    return {
-        "name": written(SIDES.get(name, name) for name in one.path),
-        "value": quantity(one.value, unit),
-        "spread": spread,
-    }
+    value, spread = cells(one)
+    name = written(SIDES.get(name, name) for name in one.path)
+    return {"name": name, "value": value, "spread": spread}

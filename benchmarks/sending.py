@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import storage
-from benchmarks.harness import Bench, Trips, percentiles, show
+from benchmarks.harness import Bench, Trips, percentiles
 from storage import Store
 from storage.ids import RoomId
 from storage.persist import AppendResult
@@ -48,8 +48,6 @@ async def run(bench: Bench) -> None:
     for one in measured.values():
         one["ratio to append"] = round(one["ms"]["p50"] / append, 2)
     bench.results = measured
-    bench.write()
-    _show(bench)
 
 
 async def _ways(store: Store, count: int) -> dict[str, Way]:
@@ -144,19 +142,3 @@ async def _repeated(
         "python_ms": round((time.process_time() - busy) / count * 1e3, 3),
         "statements": round(trips.count / count, 2),
     }
-
-
-def _show(bench: Bench) -> None:
-    columns = ["one at a time", "p50 ms", "p99 ms", "Python CPU ms", "statements", "of append"]
-    rows = [
-        [
-            name,
-            one["ms"]["p50"],
-            one["ms"]["p99"],
-            one["python_ms"],
-            one["statements"],
-            one["ratio to append"],
-        ]
-        for name, one in bench.results.items()
-    ]
-    show("sending", columns, rows)

@@ -7,13 +7,13 @@ members gets messages while members of it sync. What this writes for sliding syn
 """
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, LiteralString, NamedTuple
 
 import storage
-from benchmarks.asking import AskedEngine, Question, in_turn, sides_of, table
+from benchmarks.asking import AskedEngine, Prepare, Question, ask_all, sides_of
 from benchmarks.crowd import EVERYWHERE, SERVER, Crowd, room_id
-from benchmarks.harness import Bench, show
+from benchmarks.harness import Bench
 from storage import SlidingFilter, SlidingList, SlidingSync, SlidingSyncRequest, Store
 from storage.testing import RoomBuilder
 
@@ -35,12 +35,6 @@ STATE: Final = (
     ("m.room.member", "$LAZY"),
 )
 ROOMS: Final = SlidingFilter(is_dm=False, not_room_types=["m.space"])
-TARGETS: Final = {
-    "10 changed": 3.0,
-    "10 changed, with a filter": 3.0,
-    "nothing new": 0.4,
-    "first request": 25.0,
-}
 MEMBERS: Final = 50_000
 QUICK_MEMBERS: Final = 500
 SERVERS: Final = 1_000
@@ -94,8 +88,6 @@ ORDER BY 1
 """
 SQL_FLUSH: Final[LiteralString] = "SELECT pg_stat_force_next_flush()"
 
-Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
-
 
 class WrittenRow(NamedTuple):
     """The rows that were ever inserted, updated and deleted in a table."""
@@ -105,7 +97,6 @@ class WrittenRow(NamedTuple):
 
 
 def request(conn_id: str = "", **more: Any) -> SlidingSyncRequest:
-    """Return a request for the window."""
     given: dict[str, Any] = {"timeline_limit": 20, "required_state": STATE} | more
     return SlidingSyncRequest(conn_id, {"all": SlidingList([(0, WINDOW - 1)], **given)})
 
@@ -127,13 +118,8 @@ async def run(bench: Bench) -> None:
                 rounds // 4,
             ),
         }
-        for name, (prepare, times) in asked.items():
-            bench.results[name] = await in_turn(both, prepare, max(times, 5))
-        table("sliding sync", both, {name: bench.results[name] for name in asked}, TARGETS)
+        await ask_all(bench, both, asked)
     bench.results["large room"] = await _large_room(bench)
-    found = bench.results["large room"]
-    show("A room with many members", list(found), [list(found.values())])
-    bench.write()
 
 
 async def _look(side: AskedEngine, wanted: SlidingSyncRequest, pos: str | None) -> SlidingSync:

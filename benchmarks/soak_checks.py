@@ -350,7 +350,6 @@ class Upkeep:
         self.counts["state groups freed"] += freed.state_groups
 
     async def verify(self, database: Database, room_id: RoomId) -> None:
-        """Verify the room."""
         found = [
             finding async for finding in verify(database, server_name=SERVER, room_ids=[room_id])
         ]

@@ -77,7 +77,6 @@ VERSIONS: Final = (
 
 
 def room_of(number: int) -> RoomBuilder:
-    """Return a room with all its events."""
     return build_room(
         SHAPE, EVENTS, seed=number, version=VERSIONS[number % len(VERSIONS)], sign=False
     )

@@ -15,7 +15,7 @@ from signedjson.key import encode_verify_key_base64
 from signedjson.sign import sign_json
 
 import storage
-from benchmarks.harness import Bench, Heartbeat, note, show
+from benchmarks.harness import Bench, Heartbeat, note
 from storage import EventId, RoomId, ServerName, Store, responses
 from storage.federation import Receiver, Remote, RemoteError, Responder
 from storage.federation.keys import read_server_keys
@@ -45,8 +45,6 @@ async def run(bench: Bench) -> None:
         await _rooms(bench, store)
     async with opened(bench) as store:
         await _spaces(bench, store)
-    bench.write()
-    show("the longest work at once, CPU", ["", "ms"], list(bench.results.items()))
 
 
 @asynccontextmanager

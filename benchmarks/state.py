@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import storage
-from benchmarks.harness import Bench, Trips, show, timed
+from benchmarks.harness import Bench, Trips, append_all, timed
 from storage import Config, EventId, Store
 from storage.testing import RoomBuilder
 
@@ -62,7 +62,6 @@ class BigRoomHistory:
         )
 
     def build(self) -> RoomBuilder:
-        """Return the room."""
         room = RoomBuilder(
             "11",
             servers=[f"s{number + 1}.test" for number in range(SERVERS)],
@@ -111,18 +110,13 @@ async def run(bench: Bench) -> None:
     """Measure sizes and reads."""
     for name, history in SIZES.items():
         bench.results[name] = await _measure(bench, history.smaller() if bench.quick else history)
-    bench.write()
-    _show(bench)
 
 
 async def _measure(bench: Bench, history: BigRoomHistory) -> dict[str, Any]:
     room = history.build()
     async with bench.database() as dsn:
         async with storage.open(dsn, server_name=SERVER) as store:
-            for at in range(0, len(room.pdus), BATCH):
-                results = await store.append(room.pdus[at : at + BATCH])
-                if {result.outcome for result in results} != {"stored"}:
-                    raise RuntimeError(f"not stored: {results[:3]}")
+            await append_all(store, room.pdus, BATCH)
             async with store.database.connection() as conn:
                 await conn.execute("VACUUM ANALYZE")  # as autovacuum does after so many rows
                 [sizes] = await conn.fetch(SQL_GROUPS, row=StateGroupSizes)
@@ -168,16 +162,3 @@ def _questions(
         "power levels at 100 groups": lambda: store.states_before(ids(), keys=[levels]),
         "all but members": lambda: store.state_before(rng.choice(late), types=OTHER_TYPES),
     }
-
-
-def _show(bench: Bench) -> None:
-    keys = [name for name in next(iter(bench.results.values())) if name != "reads"]
-    rows = [[name, *(one[key] for key in keys)] for name, one in bench.results.items()]
-    show("state groups", ["room", *keys], rows)
-    columns = ["min", "p50"], ["python_ms", "postgres_ms", "statements"]
-    rows = [
-        [name, question, *(one["ms"][key] for key in columns[0]), *(one[k] for k in columns[1])]
-        for name, size in bench.results.items()
-        for question, one in size.get("reads", {}).items()
-    ]
-    show("reads", ["room", "question", "min ms", "p50 ms", *columns[1]], rows)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from types import MappingProxyType
 from typing import Final, Literal, LiteralString, NamedTuple
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import asyncpg
 
@@ -35,6 +35,7 @@ from benchmarks.crowd import (
     connected,
     copy_messages,
 )
+from benchmarks.harness import with_database
 from storage.config import Config
 from storage.database.connection import Database
 from storage.maintenance.purge import purge_history
@@ -153,12 +154,6 @@ class FilledDatabase(NamedTuple):
     pen: Pen
 
 
-def with_database(dsn: str, name: str) -> str:
-    """Return the DSN of another database of the same server."""
-    parts = urlsplit(dsn)
-    return urlunsplit((parts.scheme, parts.netloc or "@", f"/{name}", parts.query, ""))
-
-
 @dataclass(slots=True)
 class StatesServer:
     """Creates databases with a big room on a server; `close` drops all of them.
@@ -204,7 +199,6 @@ class StatesServer:
         return replace(room, dsn=dsn, pen=copy.deepcopy(room.pen))
 
     async def drop(self, room: BigRoom) -> None:
-        """Drop the database of a state."""
         name = _name_of(room.dsn)
         self._names.remove(name)
         await self._execute(f"DROP DATABASE {name} WITH (FORCE)")

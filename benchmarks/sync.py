@@ -6,32 +6,24 @@ a hundred rooms get a message each, unless the user has all of them; the user's 
 """
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from benchmarks.asking import (
-    CLIENTS,
     AskedEngine,
+    Prepare,
     Question,
-    in_turn,
+    ask_all,
+    look_at,
     sides,
-    table,
     throughput,
-    touched,
 )
 from benchmarks.crowd import EVERYWHERE, FEW, HUNDRED, MANY, MEMBERS_MIN
-from benchmarks.harness import Bench, show
+from benchmarks.harness import Bench
 from storage.store.catalogue import QueryArguments
 
 CHANGED: Final = 10
 OTHERS: Final = 90
-TARGETS: Final = {
-    "1,000 rooms, 10 changed": 3.0,
-    "nothing new": 0.3,
-    "initial, 100 rooms, 20 events each": 40.0,
-}
-
-Prepare = Callable[[AskedEngine, int], Awaitable[Question]]
 
 
 async def run(bench: Bench) -> None:
@@ -48,18 +40,9 @@ async def run(bench: Bench) -> None:
             "initial, 100 rooms, 20 events each": (_initial(HUNDRED, None), rounds // 6),
             "initial, 20 of 1,000 rooms, 20 events each": (_initial(MANY, 20), rounds // 6),
         }
-        for name, (prepare, times) in asked.items():
-            bench.results[name] = await in_turn(both, prepare, max(times, 5))
+        await ask_all(bench, both, asked)
         await _look(bench, both[0])
         bench.results["throughput"] = await _throughput(bench, both[0])
-        bench.write()
-        table("sync", both, {name: bench.results[name] for name in asked}, TARGETS)
-    told = bench.results["throughput"]
-    show(
-        f"{CLIENTS} clients",
-        ["", "per second", "p50 ms", "p99"],
-        [[n, o["per_second"], o["ms"]["p50"], o["ms"]["p99"]] for n, o in told.items()],
-    )
 
 
 async def _token(side: AskedEngine, user: str) -> str:
@@ -142,8 +125,7 @@ async def _look(bench: Bench, side: AskedEngine) -> None:
         "initial-sync",
         QueryArguments(user=HUNDRED, limit=20),
     )
-    for name, (question, told) in given.items():
-        bench.results[name]["looked_at"] = touched(await side.plans(question, told))
+    await look_at(bench, side, given)
 
 
 async def _throughput(bench: Bench, side: AskedEngine) -> dict[str, Any]:

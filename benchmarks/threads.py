@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, LiteralString
 
 import storage
-from benchmarks.harness import Bench, Trips, show, timed
+from benchmarks.harness import Bench, Trips, timed
 from benchmarks.relations import encode_all, store_plainly
 from storage import Store
 from storage.ids import RoomId
@@ -71,18 +71,6 @@ async def run(bench: Bench) -> None:
     """Measure each size."""
     for many in QUICK_SIZES if bench.quick else SIZES:
         bench.results[str(many)] = await _measure(bench, many, rounds=bench.size(200, 5))
-    sizes = list(bench.results)
-    calls = [name for name in bench.results[sizes[0]] if name != "index_bytes"]
-    rows = [
-        [
-            name,
-            *(bench.results[size][name]["ms"]["p50"] for size in sizes),
-            max(bench.results[size][name]["statements"] for size in sizes),
-        ]
-        for name in calls
-    ]
-    show("Threads", ["p50 ms, threads of the room:", *sizes, "statements"], rows)
-    bench.write()
 
 
 async def _measure(bench: Bench, many: int, rounds: int) -> dict[str, Any]:

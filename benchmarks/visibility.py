@@ -9,12 +9,12 @@ after the return crosses all that is hidden.
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import storage
-from benchmarks.harness import Bench, show, spent, spread
+from benchmarks.harness import Bench, append_all, spent, spread
 from storage.database.connection import Connection
 from storage.queries import messages
 from storage.queries.events import stored_of
@@ -111,7 +111,6 @@ class VisibilityQuery(NamedTuple):
     top: int
 
     def arguments(self, room_id: str) -> tuple[object, ...]:
-        """Return the arguments of the statement."""
         now = LARGEST_POSITION
         page: tuple[object, ...] = (room_id, self.user, self.top, now, now, 0, 0, now, PAGE, [])
         return (*page, *ANY_EVENT.arguments, 0, 0, now)
@@ -122,10 +121,7 @@ async def run(bench: Bench) -> None:
     history = QUICK if bench.quick else FULL
     room = history.build()
     async with bench.database() as dsn, storage.open(dsn, server_name=SERVER) as store:
-        for at in range(0, len(room.pdus), BATCH):
-            results = await store.append(room.pdus[at : at + BATCH], room_version="11")
-            if {result.outcome for result in results} != {"stored"}:
-                raise RuntimeError(f"not stored: {results[:3]}")
+        await append_all(store, room.pdus, BATCH)
         async with store.database.connection() as conn:
             await conn.execute("VACUUM FULL visibility, audiences")
             await conn.execute("VACUUM ANALYZE")
@@ -139,8 +135,6 @@ async def run(bench: Bench) -> None:
             pages = PagesInTurn(conn, room.room_id, history)
             bench.results["pages"] = await pages.measured(bench)
             bench.results["plan of a page across what is hidden"] = await pages.plan()
-    bench.write()
-    _show(bench)
 
 
 class PagesInTurn:
@@ -208,15 +202,3 @@ class PagesInTurn:
         query = self.queries["across what is hidden"]
         explain = "EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF, BUFFERS OFF) "
         return await self.conn.fetchvals(explain + query.sql, *query.arguments(self.room_id))
-
-
-def _show(bench: Bench) -> None:
-    pages = bench.results["pages"]
-    rows: Iterator[list[object]] = (
-        [f"page, {name}: ms", one["p10"], one["median"], one["max"]]
-        for name, one in pages["ms"].items()
-    )
-    ratios = [[name, pages[name], "", ""] for name in pages if name not in ("ms", "cpu ms")]
-    cpu = [["filter, by CPU time", pages["cpu ms"]["ratio"], "", ""]]
-    size = [[name, value, "", ""] for name, value in bench.results["size"].items()]
-    show("visibility", ["", "", "median", "max"], [*rows, *ratios, *cpu, *size])

@@ -14,13 +14,12 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import storage
-from benchmarks.harness import Bench, percentiles, show, spent, spread
+from benchmarks.harness import Bench, append_all, percentiles, spent, spread
 from storage.streams.feed import Advance
 from storage.testing import SHAPES, generate_room
 
@@ -58,14 +57,6 @@ async def run(bench: Bench) -> None:
     bench.results["linear position"] = {
         "behind_ms": percentiles(await _behind(bench), factor=1_000)
     }
-    bench.write()
-    behind = bench.results["linear position"]["behind_ms"]
-    show(
-        "milliseconds until the linear position has followed one busy writer"
-        f" among {IDLE} idle ones",
-        list(behind),
-        [list(behind.values())],
-    )
 
 
 async def _rates(bench: Bench, rooms: Path, batch: int) -> None:
@@ -86,9 +77,6 @@ async def _rates(bench: Bench, rooms: Path, batch: int) -> None:
         }
     bench.results[what] = told
     bench.write()
-    columns = list(next(iter(told.values())))
-    rows = [[name, *(one[key]["median"] for key in columns)] for name, one in told.items()]
-    show(f"{what}: medians, all writers together", ["", *columns], rows)
 
 
 def _rooms(events: int) -> list[list[str]]:
@@ -215,16 +203,9 @@ async def write(dsn: str, number: int, own: list[list[bytes]], batch: int) -> No
         await asyncio.to_thread(sys.stdin.readline)
         began = time.process_time()
         rests = [room[BASE_EVENTS:] for room in own]
-        await asyncio.gather(*(_append_all(store, rest, batch) for rest in rests))
+        await asyncio.gather(*(append_all(store, rest, batch) for rest in rests))
         _say(f"done {sum(map(len, rests))} {time.process_time() - began}")
         await asyncio.to_thread(sys.stdin.readline)  # until the backends have been looked at
-
-
-async def _append_all(store: storage.Store, pdus: Sequence[bytes], batch: int) -> None:
-    for at in range(0, len(pdus), batch):
-        for result in await store.append(pdus[at : at + batch]):
-            if result.outcome not in {"stored", "soft_failed"}:
-                raise RuntimeError(f"not stored: {result}")
 
 
 def _say(words: str) -> None:

@@ -1,7 +1,4 @@
-"""Names for the ids and positions of this package, so that a type checker keeps them apart.
-
-Text ids are those of the Matrix protocol. Integer ids (nids) are those of the tables.
-"""
+"""Names for the ids of the Matrix protocol, so that a type checker keeps them apart."""
 
 import sys
 from collections.abc import Callable
@@ -11,18 +8,6 @@ RoomId = NewType("RoomId", str)  # "!opaque:server", or "!" + hash from room ver
 EventId = NewType("EventId", str)  # "$opaque:server" in versions 1 and 2, "$" + hash from 3
 UserId = NewType("UserId", str)  # "@localpart:server"
 ServerName = NewType("ServerName", str)  # host, optionally with ":port"
-
-# of a stored event, or one that is referenced but missing; never changes
-EventNid = NewType("EventNid", int)
-RoomNid = NewType("RoomNid", int)
-StateKeyNid = NewType("StateKeyNid", int)  # of an interned (type, state_key)
-PrincipalNid = NewType("PrincipalNid", int)  # of an interned user or server
-StateGroup = NewType("StateGroup", int)  # of one immutable state
-# of one combination of history visibility and memberships, increasing per room
-Audience = NewType("Audience", int)
-StreamOrdering = NewType("StreamOrdering", int)  # order of arrival, unique in the deployment
-# causal order in a room, 1 for the create event
-TopologicalOrdering = NewType("TopologicalOrdering", int)
 
 StateKey = tuple[str, str]  # (type, state_key)
 

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any, Final
 
-from benchmarks.harness import percentiles, spent, spread
+from benchmarks.harness import percentiles, spent, spread, stored
 from benchmarks.peers import limits
 from benchmarks.peers.reads import (
     ME,
@@ -15,7 +15,7 @@ from benchmarks.peers.reads import (
     share_of_limit,
     store_on_both,
 )
-from benchmarks.peers.writes import Sides, still, stored
+from benchmarks.peers.writes import Sides, still
 
 BRANCH: Final = 10  # state events on each branch of a fork
 

@@ -19,9 +19,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchmarks.harness import Bench, percentiles, spent, spread
+from benchmarks.harness import Bench, percentiles, spent, spread, stored
 from benchmarks.peers import limits, whole
-from benchmarks.peers.writes import BATCH, Sides, still, stored
+from benchmarks.peers.writes import BATCH, Sides, still
 from storage import StoredEvent
 from storage.ids import EventId, RoomId
 from storage.queries.federation import StateIds
@@ -340,7 +340,6 @@ class ReadCost:
         return statistics.median(map(sum, zip(self.python, self.postgres, strict=True)))
 
     def told(self) -> dict[str, Any]:
-        """Return the cost as JSON."""
         return {
             "ms": percentiles(self.clock, factor=1_000),
             "python_ms": percentiles(self.python, factor=1_000),

@@ -167,7 +167,6 @@ class Peer:
     # writing
 
     async def versions(self) -> Answer:
-        """Return the versions."""
         names = ("matrix-synapse", "twisted", "psycopg2-binary")
         return {
             "python": sys.version.split()[0],
@@ -299,7 +298,6 @@ class Peer:
     # reading
 
     async def register(self, user_id: str) -> Answer:
-        """Register a user of this server."""
         await self.store.register_user(user_id)
         return {}
 

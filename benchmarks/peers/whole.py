@@ -13,7 +13,8 @@ change of single events, and finding states would be slow.
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from benchmarks.peers.writes import BATCH, SQL_WAL, Sides, stored
+from benchmarks.harness import append_all
+from benchmarks.peers.writes import BATCH, SQL_WAL, Sides
 from storage.testing import RoomBuilder
 
 
@@ -24,7 +25,6 @@ class Whole(NamedTuple):
     pdus: list[bytes]
 
     def batches(self) -> list[list[bytes]]:
-        """Return the batches in which it is sent."""
         return [self.pdus[at : at + BATCH] for at in range(0, len(self.pdus), BATCH)]
 
 
@@ -54,8 +54,7 @@ async def store(sides: Sides, rooms: Sequence[Whole]) -> dict[str, Any]:
         await sides.peer.ask("room", room_id=room.room_id, room_version="11")
     log = [int(await sides.looks["ours"].fetchval(SQL_WAL))]
     for room in rooms:
-        for batch in room.batches():
-            await stored(sides.store, batch)
+        await append_all(sides.store, room.pdus, BATCH)
     log.append(int(await sides.looks["ours"].fetchval(SQL_WAL)))
     for room in rooms:
         await sides.peer.load([room.batches()])

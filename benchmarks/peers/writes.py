@@ -14,14 +14,13 @@ directory, room statistics: its defaults) counts in the scenario in which it hap
 
 import asyncio
 import gc
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import asyncpg
 
-from benchmarks.harness import Bench, percentiles, spent, spread
+from benchmarks.harness import Bench, Trips, append_all, append_timed, percentiles, spent, spread
 from benchmarks.peers import limits
 from benchmarks.peers.process import SynapseProcess
 from storage import Store
@@ -29,7 +28,6 @@ from storage.testing import SHAPES, GeneratedRoom, RoomBuilder, Shape, generate_
 
 BASE_EVENTS: Final = 30  # of each room, stored before the measurement
 BATCH: Final = 100
-STORED: Final = {"stored", "soft_failed"}
 SQL_WAL: Final = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 SQL_BYTES: Final = """
 SELECT sum(pg_total_relation_size(class.oid))
@@ -58,7 +56,6 @@ PEER_EXTRAS: Final = [
     "user_directory_search",
 ]
 
-Batches = Sequence[Sequence[bytes]]
 STEADY: Final = SHAPES["small_chat"].replaced(fork_rate=0.0)
 
 
@@ -167,7 +164,7 @@ def clients_of(
 
 
 @dataclass(slots=True)
-class StatementCounts:
+class StatementCounts(Trips):
     """An observer that counts statements without BEGIN and COMMIT, and transactions.
 
     The store's background queries, some a second, are left out.
@@ -176,20 +173,9 @@ class StatementCounts:
     statements: int = 0
     transactions: int = 0
     _open: set[int] = field(default_factory=set)
-    _upkeep: set["asyncio.Task[Any]"] = field(default_factory=set)
-
-    def opened(self) -> None:
-        """Call it when the store is open: tasks except the writer's count as background."""
-        mine = asyncio.current_task()
-        self._upkeep = {
-            task
-            for task in asyncio.all_tasks()
-            if task is not mine and task.get_name() != "storage-writer"
-        }
 
     def before(self, statement: str) -> None:
-        """See `storage.database.connection.Observer`."""
-        if asyncio.current_task() in self._upkeep:
+        if self.is_upkeep():
             return
         task = id(asyncio.current_task())
         if statement.startswith("BEGIN"):
@@ -200,9 +186,6 @@ class StatementCounts:
         else:
             self.statements += 1
             self.transactions += task not in self._open
-
-    def after(self, statement: str, seconds: float) -> None:
-        """See `storage.database.connection.Observer`."""
 
 
 class PeerWriteRound(NamedTuple):
@@ -245,8 +228,7 @@ class Sides:
         )
         base = [room.pdus[: scenario.base] for room in rooms]
         for pdus in base:
-            for at in range(0, len(pdus), BATCH):
-                await stored(self.store, pdus[at : at + BATCH])
+            await append_all(self.store, pdus, BATCH)
         if self.peer:
             await self.peer.load(
                 [[pdus[at : at + size] for at in range(0, len(pdus), size)] for pdus in base]
@@ -262,7 +244,7 @@ class Sides:
         wal = await self.looks["ours"].fetchval(SQL_WAL)
         with spent(self.bench.server) as used:
             await asyncio.gather(
-                *(_append_all(self.store, batches, latencies) for batches in clients)
+                *(append_timed(self.store, batches, latencies) for batches in clients)
             )
         wal = await self.looks["ours"].fetchval(SQL_WAL) - wal
         counted = (self.counts.statements - statements, self.counts.transactions - transactions)
@@ -314,22 +296,6 @@ def still() -> None:
 
 def _count(clients: list[list[list[bytes]]]) -> int:
     return sum(len(batch) for batches in clients for batch in batches)
-
-
-async def _append_all(store: Store, batches: Batches, latencies: list[float]) -> None:
-    for batch in batches:
-        start = time.perf_counter()
-        await stored(store, batch)
-        latencies.append(time.perf_counter() - start)
-
-
-async def stored(store: Store, batch: Sequence[bytes]) -> None:
-    """Append a batch here, all of which must be accepted."""
-    results = await store.append(batch)
-    if any(result.outcome not in STORED for result in results):
-        raise RuntimeError(
-            f"not stored: {[one for one in results if one.outcome not in STORED][:3]}"
-        )
 
 
 async def connect(sides: dict[str, str]) -> dict[str, Any]:

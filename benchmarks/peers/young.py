@@ -22,7 +22,7 @@ import asyncpg
 import uvloop
 
 import storage
-from benchmarks.harness import Bench, spent
+from benchmarks.harness import Bench, append_timed, spent
 from benchmarks.peers import limits
 from benchmarks.peers.process import synapse
 from benchmarks.peers.writes import (
@@ -35,7 +35,6 @@ from benchmarks.peers.writes import (
     StatementCounts,
     asked_to_persist,
     still,
-    stored,
     told,
 )
 from storage.testing import RoomBuilder
@@ -182,10 +181,7 @@ async def _main(dsn: str, path: Path) -> None:
         print(flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         cpu, clock = time.process_time(), time.perf_counter()
-        for batch in batches:
-            start = time.perf_counter()
-            await stored(store, batch)
-            latencies.append(time.perf_counter() - start)
+        await append_timed(store, batches, latencies)
         answer = {
             "events": sum(map(len, batches)),
             "seconds": time.perf_counter() - clock,

@@ -3,9 +3,9 @@
 from itertools import groupby
 from typing import Any, Final
 
-from benchmarks.figures import Figure, figures, quantity, read, unit_of
+from benchmarks.figures import Figure, cells, figures, read, written
 from benchmarks.harness import RESULTS
-from benchmarks.report import about, where, written
+from benchmarks.report import about, where
 from docs.generate.markup import code, page, table
 
 INTRODUCTION: Final = """
@@ -42,13 +42,5 @@ def _page(name: str, document: dict[str, Any]) -> str:
 
 
 def _table(found: list[Figure]) -> str:
-    rows = [
-        (written(one.path[1:]) or written(one.path), *_values(one, unit_of(one.path)))
-        for one in found
-    ]
+    rows = [(written(one.path[1:]) or written(one.path), *cells(one)) for one in found]
     return table(("Figure", "Value", "Spread"), rows)
-
-
-def _values(one: Figure, unit: str) -> tuple[str, str]:
-    spread = f"{quantity(one.low, unit)} to {quantity(one.high, unit)}"
-    return quantity(one.value, unit), "" if one.low == one.high else spread

@@ -115,7 +115,6 @@ class PowerLevels:
 
     @classmethod
     def of(cls, auth_state: Mapping[StateKey, Event], version: RoomVersion) -> "PowerLevels":
-        """Build the levels that apply in a state."""
         return cls(auth_state.get(POWER_LEVELS), auth_state.get(CREATE), version)
 
     def user(self, user_id: str) -> Level:

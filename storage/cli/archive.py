@@ -5,9 +5,10 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, ProgressDisplay, QuietOption, maintained
-from storage.cli.interrupt import AGAIN, UNCHANGED, run
+from storage.cli.common import DsnOption, JsonOption, QuietOption, RoomsOption, run_on_database
+from storage.cli.interrupt import AGAIN, UNCHANGED
 from storage.cli.output import amount, print_json
+from storage.database.connection import Database
 from storage.errors import InputError
 from storage.maintenance.cold_archive import (
     Archived,
@@ -40,10 +41,6 @@ ToOption = Annotated[
         help="The folder for packs: a path, file:///…, or a URL that fsspec knows.",
         show_default=False,
     ),
-]
-RoomsOption = Annotated[
-    list[str] | None,
-    typer.Option("--room", metavar="ROOM_ID", help="Only this room; several times for more."),
 ]
 LimitOption = Annotated[
     int | None,
@@ -113,8 +110,12 @@ def command(
         raise InputError("--dry-run needs --older-than")
     age_ms = None if older_than is None else _milliseconds(older_than)
     arguments = ArchiveArguments(age_ms, to, rooms or None, limit, back, pack, dry_run, take_over)
-    with ProgressDisplay(quiet=quiet) as show:
-        done = run(_work(dsn, arguments, show), UNCHANGED if dry_run else AGAIN)
+    done = run_on_database(
+        dsn,
+        lambda database, show: _work(database, arguments, show),
+        UNCHANGED if dry_run else AGAIN,
+        quiet=quiet,
+    )
     if as_json:
         print_json({"dry_run": dry_run} | _document(done))
     else:
@@ -179,26 +180,25 @@ def _print_returned(done: Returned) -> None:
 
 
 async def _work(
-    dsn: str | None, arguments: ArchiveArguments, show: Report
+    database: Database, arguments: ArchiveArguments, show: Report
 ) -> Archived | Returned | Swept:
-    async with maintained(dsn) as database:
-        if arguments.older_than_ms is not None:
-            return await archive_events(
-                database,
-                older_than_ms=arguments.older_than_ms,
-                url=arguments.url,
-                room_ids=arguments.room_ids,
-                limit=arguments.limit,
-                dry_run=arguments.dry_run,
-                take_over=arguments.take_over,
-                report=show,
-            )
-        if arguments.is_back:
-            return await return_events(
-                database,
-                pack=arguments.pack,
-                room_ids=arguments.room_ids,
-                take_over=arguments.take_over,
-                report=show,
-            )
-        return await sweep(database, take_over=arguments.take_over, report=show)
+    if arguments.older_than_ms is not None:
+        return await archive_events(
+            database,
+            older_than_ms=arguments.older_than_ms,
+            url=arguments.url,
+            room_ids=arguments.room_ids,
+            limit=arguments.limit,
+            dry_run=arguments.dry_run,
+            take_over=arguments.take_over,
+            report=show,
+        )
+    if arguments.is_back:
+        return await return_events(
+            database,
+            pack=arguments.pack,
+            room_ids=arguments.room_ids,
+            take_over=arguments.take_over,
+            report=show,
+        )
+    return await sweep(database, take_over=arguments.take_over, report=show)

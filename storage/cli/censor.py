@@ -5,9 +5,10 @@ from typing import Annotated, Final
 import typer
 
 from storage.cli.archive import DAYS_MAX, print_swept
-from storage.cli.common import DsnOption, JsonOption, ProgressDisplay, QuietOption, maintained
-from storage.cli.interrupt import AGAIN, UNCHANGED, run
+from storage.cli.common import DsnOption, JsonOption, QuietOption, run_on_database
+from storage.cli.interrupt import AGAIN, UNCHANGED
 from storage.cli.output import amount, print_json
+from storage.database.connection import Database
 from storage.maintenance.censor import Censored, censor
 from storage.maintenance.cold_archive import Swept, sweep_if_free
 from storage.observability.counters import Report
@@ -37,9 +38,12 @@ def command(
     Works in small batches while servers run; run it every day.
     """
     age_ms = None if older_than is None else round(older_than * DAY_MS)
-    with ProgressDisplay(quiet=quiet) as show:
-        work = _censor(dsn, age_ms, show, dry_run=dry_run)
-        done, swept = run(work, UNCHANGED if dry_run else AGAIN)
+
+    async def work(database: Database, show: Report) -> tuple[Censored, Swept]:
+        done = await censor(database, older_than_ms=age_ms, dry_run=dry_run, report=show)
+        return done, Swept() if dry_run else await sweep_if_free(database, report=show)
+
+    done, swept = run_on_database(dsn, work, UNCHANGED if dry_run else AGAIN, quiet=quiet)
     if as_json:
         print_json(
             {
@@ -68,11 +72,3 @@ def _print_censored(done: Censored, *, dry_run: bool) -> None:
         typer.echo(f"{done.busy:,} busy: locked by a writer, run it again")
     if done.waiting:
         typer.echo(f"{done.waiting:,} waiting: not due yet")
-
-
-async def _censor(
-    dsn: str | None, older_than_ms: int | None, show: Report, *, dry_run: bool
-) -> tuple[Censored, Swept]:
-    async with maintained(dsn) as database:
-        done = await censor(database, older_than_ms=older_than_ms, dry_run=dry_run, report=show)
-        return done, Swept() if dry_run else await sweep_if_free(database, report=show)

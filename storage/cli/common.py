@@ -3,10 +3,10 @@
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
-from typing import IO, Annotated, Any, Final, Self
+from typing import IO, Annotated, Any, Final, Self, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import typer
@@ -15,6 +15,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 
+from storage.cli.interrupt import run
 from storage.config import Config
 from storage.database.archived_bytes import MAINTENANCE_MS
 from storage.database.connection import Database
@@ -28,9 +29,11 @@ from storage.database.dsn import (
 from storage.database.embedded import data_directory, embedded_postgres, naming_folder
 from storage.database.migrate import check_schema
 from storage.errors import InputError, InstanceNameTaken
-from storage.observability.counters import Progress
+from storage.observability.counters import Progress, Report
 from storage.store.facade import Store
 from storage.store.open import open_store
+
+T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -61,6 +64,15 @@ DsnOption = Annotated[
             "postgresql://…; default: STORAGE_DSN, else the line of the file STORAGE_DSN_FILE,"
             " else the embedded Postgres."
         ),
+        show_default=False,
+    ),
+]
+RoomsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--room",
+        metavar="ROOM_ID",
+        help="Only this room; may be given several times.",
         show_default=False,
     ),
 ]
@@ -259,6 +271,23 @@ async def maintained(dsn: str | None) -> AsyncIterator[Database]:
             with naming:
                 await check_schema(conn)
         yield database
+
+
+def run_on_database(
+    dsn: str | None,
+    work: Callable[[Database, Report], Awaitable[T]],
+    advice: str = "",
+    *,
+    quiet: bool,
+) -> T:
+    """Run the work of a command, and show its progress; a signal ends it with the ``advice``."""
+
+    async def opened(show: Report) -> T:
+        async with maintained(dsn) as database:
+            return await work(database, show)
+
+    with ProgressDisplay(quiet=quiet) as show:
+        return run(opened(show), advice)
 
 
 # --------------------------------------------------------------------------------------------------

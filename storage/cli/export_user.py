@@ -6,16 +6,9 @@ from typing import Annotated
 
 import typer
 
-from storage.cli.common import (
-    DsnOption,
-    JsonOption,
-    ProgressDisplay,
-    QuietOption,
-    ServerNameOption,
-    maintained,
-)
-from storage.cli.interrupt import run
+from storage.cli.common import DsnOption, JsonOption, QuietOption, ServerNameOption, run_on_database
 from storage.cli.output import print_values
+from storage.database.connection import Database
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.user_export import UserExport, export_user
 from storage.observability.counters import Report
@@ -38,14 +31,10 @@ def command(
 
     Open index.html in a browser. It loads nothing from elsewhere.
     """
-    with ProgressDisplay(quiet=quiet) as show:
-        done = run(_export(dsn, user, folder, server_name, show), "no folder was written")
-    print_values(asdict(done), as_json=as_json)
 
-
-async def _export(
-    dsn: str | None, user: str, folder: Path, server_name: str | None, show: Report
-) -> UserExport:
-    async with maintained(dsn) as database:
+    async def work(database: Database, show: Report) -> UserExport:
         name = await local_server_name(database, server_name)
         return await export_user(database, user, folder, server_name=name, report=show)
+
+    done = run_on_database(dsn, work, "no folder was written", quiet=quiet)
+    print_values(asdict(done), as_json=as_json)

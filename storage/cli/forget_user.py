@@ -8,10 +8,12 @@ import typer
 
 from storage import arguments as args
 from storage.cli.archive import print_swept
-from storage.cli.common import DsnOption, JsonOption, ProgressDisplay, QuietOption, maintained
+from storage.cli.common import DsnOption, JsonOption, QuietOption, maintained, run_on_database
 from storage.cli.interrupt import AGAIN, run
 from storage.cli.output import amount, print_json
+from storage.database.connection import Database
 from storage.errors import InputError
+from storage.ids import UserId
 from storage.maintenance.censor import RemovedContent, remove_content
 from storage.maintenance.cold_archive import Swept, sweep_if_free
 from storage.observability.counters import Report
@@ -42,8 +44,10 @@ def command(
     if undo and remove:
         raise InputError("--undo cannot restore what --remove has removed: give one of them")
     if remove:
-        with ProgressDisplay(quiet=quiet) as show:
-            done, swept = run(_remove(dsn, user, show), AGAIN)
+        user_id = args.user(user)
+        done, swept = run_on_database(
+            dsn, lambda database, show: _remove(database, user_id, show), AGAIN, quiet=quiet
+        )
         _print_removed(user, done, swept, as_json=as_json)
         return
     changed, is_known = run(_forget(dsn, user, undo=undo), AGAIN)
@@ -69,11 +73,9 @@ async def _forget(dsn: str | None, user: str, *, undo: bool) -> tuple[bool, bool
         return changed, is_known
 
 
-async def _remove(dsn: str | None, user: str, show: Report) -> tuple[RemovedContent, Swept]:
-    user_id = args.user(user)
-    async with maintained(dsn) as database:
-        done = await remove_content(database, user_id, report=show)
-        return done, await sweep_if_free(database, report=show)
+async def _remove(database: Database, user: UserId, show: Report) -> tuple[RemovedContent, Swept]:
+    done = await remove_content(database, user, report=show)
+    return done, await sweep_if_free(database, report=show)
 
 
 def _print_removed(user: str, done: RemovedContent, swept: Swept, *, as_json: bool) -> None:

@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, ProgressDisplay, QuietOption, maintained
-from storage.cli.interrupt import AGAIN, run
+from storage.cli.common import DsnOption, JsonOption, QuietOption, RoomsOption, run_on_database
+from storage.cli.interrupt import AGAIN
 from storage.cli.output import amount, print_json, print_rows
-from storage.cli.verify import RoomsOption
+from storage.database.connection import Database
 from storage.maintenance.expiry import delete_old_connections, delete_old_transactions
 from storage.maintenance.state_group_gc import Collected, collect_all, collect_rooms
 from storage.observability.counters import Report
@@ -28,8 +28,9 @@ def command(
 
     With --room only state groups. Works in bounded batches while servers run.
     """
-    with ProgressDisplay(quiet=quiet) as show:
-        collected, old = run(_collect(dsn, room, show), AGAIN)
+    collected, old = run_on_database(
+        dsn, lambda database, show: _collect(database, room, show), AGAIN, quiet=quiet
+    )
     freed = sum(room_result.state_groups for room_result in collected)
     if as_json:
         rooms = [room_result._asdict() for room_result in collected]
@@ -58,14 +59,13 @@ class OldRows(NamedTuple):
 
 
 async def _collect(
-    dsn: str | None, rooms: list[str] | None, show: Report
+    database: Database, rooms: list[str] | None, show: Report
 ) -> tuple[list[Collected], OldRows]:
-    async with maintained(dsn) as database:
-        if rooms is None:
-            old = OldRows(
-                await delete_old_transactions(database),
-                await delete_old_connections(database),
-                len(await drop_lost_marks(database)),
-            )
-            return [collected async for collected in collect_all(database, report=show)], old
-        return await collect_rooms(database, rooms, report=show), OldRows(0, 0, 0)
+    if rooms is None:
+        old = OldRows(
+            await delete_old_transactions(database),
+            await delete_old_connections(database),
+            len(await drop_lost_marks(database)),
+        )
+        return [collected async for collected in collect_all(database, report=show)], old
+    return await collect_rooms(database, rooms, report=show), OldRows(0, 0, 0)

@@ -38,7 +38,6 @@ class Interrupted(SystemExit):
 
     @property
     def sentence(self) -> str:
-        """Return the sentence for the user."""
         return f"interrupted: {self.advice}" if self.advice else "interrupted"
 
 
@@ -58,7 +57,6 @@ class SignalStop:
         return await work
 
     def __call__(self, number: int, _: FrameType | None) -> None:
-        """Handle a signal."""
         self.numbers.append(number)
         if len(self.numbers) == 1 and self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, ProgressDisplay, QuietOption, maintained
-from storage.cli.interrupt import AGAIN, run
+from storage.cli.common import DsnOption, JsonOption, QuietOption, run_on_database
+from storage.cli.interrupt import AGAIN
 from storage.cli.output import print_json, print_rows
 from storage.database.background import JobRow, jobs, register_again, run_jobs
+from storage.database.connection import Database
 from storage.database.migrate import HEAD_REVISION
 from storage.maintenance.known_jobs import known_jobs
 from storage.maintenance.reencode import JOB_NAME
@@ -35,9 +36,12 @@ def command(
 
     Run it again after an interruption.
     """
-    with ProgressDisplay(quiet=quiet) as show:
-        work = _jobs(dsn, show, work=not listed, re_encode=re_encode)
-        rows = run(work, "" if listed else AGAIN)
+    rows = run_on_database(
+        dsn,
+        lambda database, show: _jobs(database, show, work=not listed, re_encode=re_encode),
+        "" if listed else AGAIN,
+        quiet=quiet,
+    )
     if as_json:
         print_json([row._asdict() | {"state": row.state} for row in rows])
         return
@@ -52,16 +56,15 @@ def command(
         typer.echo("no jobs")
 
 
-async def _jobs(dsn: str | None, show: Report, *, work: bool, re_encode: bool) -> list[JobRow]:
-    async with maintained(dsn) as database:
-        if work and re_encode:
-            async with database.transaction() as conn:
-                await register_again(conn, JOB_NAME, HEAD_REVISION)
-        if work:
-            async with aclosing(run_jobs(database, known_jobs())) as progress:
-                await _to_the_end(progress, show)
-        async with database.connection() as conn:
-            return await jobs(conn)
+async def _jobs(database: Database, show: Report, *, work: bool, re_encode: bool) -> list[JobRow]:
+    if work and re_encode:
+        async with database.transaction() as conn:
+            await register_again(conn, JOB_NAME, HEAD_REVISION)
+    if work:
+        async with aclosing(run_jobs(database, known_jobs())) as progress:
+            await _to_the_end(progress, show)
+    async with database.connection() as conn:
+        return await jobs(conn)
 
 
 async def _to_the_end(progress: AsyncIterator[JobRow], show: Report) -> None:

@@ -91,7 +91,6 @@ class TextLines(logging.Formatter):
     """Time, level, logger, message and ids; a traceback follows on lines of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         text = " ".join(
             [record.getMessage(), *(f"{name}={value}" for name, value in ids(record).items())]
         )
@@ -103,7 +102,6 @@ class JsonLines(logging.Formatter):
     """One JSON object a line: time, level, logger, message, ids, and the traceback as text."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         import orjson  # noqa: PLC0415  # for this format only
 
         own: dict[str, object] = {

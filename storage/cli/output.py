@@ -17,7 +17,6 @@ class PlainCommand(TyperCommand):
     """A command whose help shows no type for flags: they take no value."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the options and arguments."""
         return without_types(super().get_params(ctx))
 
 
@@ -25,7 +24,6 @@ class PlainGroup(TyperGroup):
     """The same for commands with subcommands."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the options."""
         return without_types(super().get_params(ctx))
 
 

@@ -9,10 +9,10 @@ from storage.cli.archive import print_swept
 from storage.cli.common import (
     DsnOption,
     JsonOption,
-    ProgressDisplay,
     QuietOption,
     ServerNameOption,
     maintained,
+    run_on_database,
 )
 from storage.cli.interrupt import AGAIN, UNCHANGED, run
 from storage.cli.output import amount, print_json, print_rows
@@ -141,20 +141,22 @@ def command(
         _print_jobs(run(_jobs(dsn)), as_json=as_json)
         return
     arguments = PurgeArguments(room_id, before, before_ts, whole, force, local, retention, dry_run)
-    with ProgressDisplay(quiet=quiet) as show:
-        work = _purge(dsn, server_name, arguments, show)
-        purged, swept = run(work, UNCHANGED if dry_run else AGAIN)
+    purged, swept = run_on_database(
+        dsn,
+        lambda database, show: _purge(database, server_name, arguments, show),
+        UNCHANGED if dry_run else AGAIN,
+        quiet=quiet,
+    )
     _print_purged(purged, swept, dry_run=dry_run, as_json=as_json)
 
 
 async def _purge(
-    dsn: str | None, server_name: str | None, arguments: PurgeArguments, show: Report
+    database: Database, server_name: str | None, arguments: PurgeArguments, show: Report
 ) -> tuple[list[Purged], Swept]:
     """Purge, then remove what was purged from the archive."""
-    async with maintained(dsn) as database:
-        name = await local_server_name(database, server_name)
-        purged = await _purge_tables(database, name, arguments, show)
-        return purged, Swept() if arguments.dry_run else await sweep_if_free(database, report=show)
+    name = await local_server_name(database, server_name)
+    purged = await _purge_tables(database, name, arguments, show)
+    return purged, Swept() if arguments.dry_run else await sweep_if_free(database, report=show)
 
 
 async def _purge_tables(

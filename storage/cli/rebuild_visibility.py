@@ -4,16 +4,10 @@ from typing import Annotated
 
 import typer
 
-from storage.cli.common import (
-    DsnOption,
-    JsonOption,
-    ProgressDisplay,
-    QuietOption,
-    ServerNameOption,
-    maintained,
-)
-from storage.cli.interrupt import UNCHANGED, run
+from storage.cli.common import DsnOption, JsonOption, QuietOption, ServerNameOption, run_on_database
+from storage.cli.interrupt import UNCHANGED
 from storage.cli.output import print_values
+from storage.database.connection import Database
 from storage.maintenance.local_server import local_server_name
 from storage.observability.counters import Report
 from storage.rebuild import rebuild
@@ -30,12 +24,10 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Rebuild the derived data of a room from its events. Its writers wait at the end alone."""
-    with ProgressDisplay(quiet=quiet) as show:
-        run(_rebuild(dsn, server_name, room_id, show), UNCHANGED)
-    print_values({"rebuilt": room_id}, as_json=as_json)
 
-
-async def _rebuild(dsn: str | None, server_name: str | None, room_id: str, show: Report) -> None:
-    async with maintained(dsn) as database:
+    async def work(database: Database, show: Report) -> None:
         name = await local_server_name(database, server_name)
         await rebuild(database, room_id, server_name=name, report=show)
+
+    run_on_database(dsn, work, UNCHANGED, quiet=quiet)
+    print_values({"rebuilt": room_id}, as_json=as_json)

@@ -20,6 +20,7 @@ from storage.cli.common import (
     JsonOption,
     ProgressDisplay,
     QuietOption,
+    RoomsOption,
     ServerNameOption,
     synapse_dsn_of,
 )
@@ -86,15 +87,6 @@ app: typer.Typer = typer.Typer(
 app.command("mirror", cls=PlainCommand)(spark_mirror.command)
 app.command("answer", cls=PlainCommand)(spark_answer.command)
 
-RoomsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--room",
-        metavar="ROOM_ID",
-        help="Only this room; may be given several times.",
-        show_default=False,
-    ),
-]
 RoomVersionOption = Annotated[
     str | None,
     typer.Option(

@@ -8,7 +8,7 @@ import typer
 
 from storage.cli.common import DsnOption, JsonOption
 from storage.cli.interrupt import AGAIN
-from storage.cli.output import print_json, print_values
+from storage.cli.output import print_values
 from storage.cli.spark_session import (
     KEPT_HOURS,
     LOCAL,
@@ -94,7 +94,4 @@ def command(
             report=report,
         )
     values = {name: counted[name] for name in ("commits", "rows", "replaced")}
-    if as_json:
-        print_json(values)
-    else:
-        print_values(values, as_json=False)
+    print_values(values, as_json=as_json)

@@ -84,7 +84,6 @@ async def read_stats(conn: Connection, top: int = 10) -> Stats:
 
 
 def bytes_per_event(totals: StoreCounts, tables: list[TableSize]) -> float:
-    """Return the bytes of all tables and indexes by event."""
     return sum(table.total_bytes for table in tables) / max(totals.events, 1)
 
 

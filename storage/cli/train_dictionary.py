@@ -5,11 +5,10 @@ from typing import Annotated
 
 import typer
 
-from storage.cli.common import DsnOption, JsonOption, ProgressDisplay, QuietOption, maintained
-from storage.cli.interrupt import UNCHANGED, run
+from storage.cli.common import DsnOption, JsonOption, QuietOption, run_on_database
+from storage.cli.interrupt import UNCHANGED
 from storage.cli.output import amount, print_json
 from storage.maintenance.reencode import EVENTS, Trained, train_dictionary
-from storage.observability.counters import Report
 
 
 def command(
@@ -28,8 +27,14 @@ def command(
 
     Events keep their form until `room-storage jobs --re-encode`.
     """
-    with ProgressDisplay(quiet=quiet) as show:
-        done = run(_train(dsn, events, show, dry_run=dry_run), UNCHANGED)
+    done = run_on_database(
+        dsn,
+        lambda database, show: train_dictionary(
+            database, events=events, dry_run=dry_run, report=show
+        ),
+        UNCHANGED,
+        quiet=quiet,
+    )
     if as_json:
         print_json({"dry_run": dry_run} | asdict(done))
         return
@@ -50,8 +55,3 @@ def _print_trained(done: Trained, *, dry_run: bool) -> None:
         typer.echo("the new one would be stored")
     else:
         typer.echo("the present one stays: the new one saves too little")
-
-
-async def _train(dsn: str | None, events: int, show: Report, *, dry_run: bool) -> Trained:
-    async with maintained(dsn) as database:
-        return await train_dictionary(database, events=events, dry_run=dry_run, report=show)

@@ -8,12 +8,12 @@ import typer
 from storage.cli.common import (
     DsnOption,
     JsonOption,
-    ProgressDisplay,
     QuietOption,
+    RoomsOption,
     ServerNameOption,
-    maintained,
+    run_on_database,
 )
-from storage.cli.interrupt import AGAIN, UNCHANGED, run
+from storage.cli.interrupt import AGAIN, UNCHANGED
 from storage.cli.output import ExitCode, amount, print_json, print_rows
 from storage.database.connection import Database
 from storage.errors import StorageCorrupt
@@ -25,17 +25,6 @@ from storage.observability.counters import Counted, Report
 from storage.rebuild import rebuild, repair_positions
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-RoomsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--room",
-        metavar="ROOM_ID",
-        help="Only this room; may be given several times.",
-        show_default=False,
-    ),
-]
-
 
 REPAIRED = f"repaired rooms stay repaired; {AGAIN}"
 
@@ -63,9 +52,12 @@ def command(
 
     Exit code 1 if a difference is left.
     """
-    with ProgressDisplay(quiet=quiet) as show:
-        work = _verify(dsn, server_name, room, show, repairing=repairing)
-        reported = run(work, REPAIRED if repairing else UNCHANGED)
+    reported = run_on_database(
+        dsn,
+        lambda database, show: _verify(database, server_name, room, show, repairing=repairing),
+        REPAIRED if repairing else UNCHANGED,
+        quiet=quiet,
+    )
     left = sum(not report.repaired for report in reported)
     if as_json:
         print_json({"findings": [_document(report) for report in reported], "left": left})
@@ -116,22 +108,20 @@ def _document(reported: ReportedFinding) -> dict[str, Any]:
 
 
 async def _verify(
-    dsn: str | None,
+    database: Database,
     server_name: str | None,
     rooms: list[str] | None,
     show: Report,
     *,
     repairing: bool,
 ) -> list[ReportedFinding]:
-    async with maintained(dsn) as database:
-        name = await local_server_name(database, server_name)
-        findings = [
-            finding
-            async for finding in verify(database, server_name=name, room_ids=rooms, report=show)
-        ]
-        if not repairing:
-            return [ReportedFinding(finding, repaired=False) for finding in findings]
-        return await _repaired(database, name, findings, show)
+    name = await local_server_name(database, server_name)
+    findings = [
+        finding async for finding in verify(database, server_name=name, room_ids=rooms, report=show)
+    ]
+    if not repairing:
+        return [ReportedFinding(finding, repaired=False) for finding in findings]
+    return await _repaired(database, name, findings, show)
 
 
 async def _repaired(

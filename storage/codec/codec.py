@@ -76,7 +76,6 @@ class LostBytes(bytes):
 
     @classmethod
     def of(cls, reference: Reference, reason: str, url: str | None) -> Self:
-        """Return the value that stands for the bytes."""
         lost = cls(reference.to_bytes())
         lost.reason, lost.pack, lost.url = reason, reference.pack, url
         return lost

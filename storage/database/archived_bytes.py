@@ -49,8 +49,6 @@ OWNER_FILE: Final = "room-storage-owner"
 PART: Final = ".part"
 """The end of the name of a local file that is being written."""
 
-TAIL_BYTES: Final = 1 << 16
-
 
 class ByteRange(NamedTuple):
     """Bytes of a file, from ``start`` to before ``end``."""

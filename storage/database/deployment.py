@@ -173,10 +173,6 @@ PREFIX_PATTERN: Final = re.compile(r"[a-z_][a-z0-9_]{0,40}")
 NOT_GRANTED: Final = ("01006", "01007")
 """SQLSTATE of the warnings for a role that may not revoke or grant a privilege."""
 
-SQL_SET_PREFIX: Final[LiteralString] = """
-SELECT set_config('room_storage.role_prefix', $1::text, false)
-"""
-
 
 def checked_prefix(requested: str | None) -> str:
     """Return the prefix of the roles: as given, else STORAGE_ROLE_PREFIX, else "room_storage".

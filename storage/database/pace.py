@@ -24,7 +24,6 @@ class Pace:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Measure one batch."""
         self.restart()
         yield
         self.took_s = self.clock() - self.began

@@ -57,10 +57,6 @@ def transposed(rows: Iterable[Iterable[object]], width: int) -> list[list[object
     return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]
 
 
-def column_texts(rows: Iterable[Iterable[object]], width: int) -> list[str]:
-    return [array_text(column) for column in zip(*rows, strict=True)] or [EMPTY_ARRAY] * width
-
-
 def array_text(values: Sequence[object]) -> str:
     """Return the text of an array of numbers, booleans, texts and None."""
     json = orjson.dumps(values).decode()

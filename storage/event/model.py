@@ -93,8 +93,6 @@ def make_event(*values: object) -> Event:
 # is no relation. A create event has none, because nothing came before it.
 
 REPLACE: Final = "m.replace"
-ANNOTATION: Final = "m.annotation"
-REFERENCE: Final = "m.reference"
 THREAD: Final = "m.thread"
 TEXT_BYTES_MAX: Final = 255  # of ids and types
 

@@ -191,7 +191,6 @@ def member(text: str, start: int, key: str) -> str | None:
 
 
 def _opened(text: str, start: int, members: dict[str, Any]) -> Line:
-    """Read the line of an envelope."""
     pdu = (
         _encoded(members["pdu_base64"])
         if "pdu_base64" in members

@@ -183,7 +183,6 @@ class RoomTask:
 
     @property
     def own_name(self) -> str:
-        """Return the name of this server."""
         return self.store.server_name
 
     async def authorise(self, events: Mapping[EventId, Event]) -> Authorised:

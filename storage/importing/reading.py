@@ -299,7 +299,6 @@ class Reject:
 
     @classmethod
     def decode(cls, note: bytes) -> Self:
-        """Return the reject from `encode`."""
         fields: dict[str, Any] = orjson.loads(note)
         return cls(
             fields["outcome"], fields["reason"], fields["event_id"], tuple(fields["missing"])

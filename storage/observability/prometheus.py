@@ -94,7 +94,6 @@ def calls(store: Store) -> Iterator[Metric]:
 
 
 def writer(store: Store) -> Iterator[Metric]:
-    """Yield the metrics of the writer of this process."""
     measures = store.measures
     yield _histogram(
         "write_seconds",

@@ -30,7 +30,7 @@ from storage.database.columns import (
     WAITING_REDACTIONS,
 )
 from storage.database.connection import Connection
-from storage.database.placeholders import ColumnList, compose
+from storage.database.placeholders import ColumnList, compose, fill
 from storage.errors import StorageCorrupt
 from storage.maintenance.purge.removal import delete
 from storage.maintenance.verify.event_loader import read_room
@@ -202,7 +202,7 @@ WHERE e.event_nid = s.event_nid
 ).sql
 
 FROM_BYTES: Final = EVENTS.chosen(
-    "from_bytes",
+    "kept",
     (
         *StoredColumns._fields,
         "event_id",
@@ -215,35 +215,20 @@ FROM_BYTES: Final = EVENTS.chosen(
     ),
 )
 
-SQL_KEEP_COLUMNS: Final[LiteralString] = compose(
-    """
+AUTH_EDGES: Final = EVENTS.chosen("kept", tuple(sorted({*AUTH_NIDS.columns} - {"event_nid"})))
+
+TEMPLATE_KEEP: Final[LiteralString] = """
 UPDATE pg_temp.events s
-SET :from_bytes.update(e)
+SET :kept.update(e)
 FROM (
-    SELECT event_nid, :from_bytes.columns
+    SELECT event_nid, :kept.columns
     FROM events
     WHERE event_nid = ANY($1::bigint[])
 ) AS e
 WHERE s.event_nid = e.event_nid
-""",
-    FROM_BYTES,
-).sql
-
-AUTH_EDGES: Final = EVENTS.chosen("auth_edge", tuple(sorted({*AUTH_NIDS.columns} - {"event_nid"})))
-
-SQL_KEEP_EDGES: Final[LiteralString] = compose(
-    """
-UPDATE pg_temp.events s
-SET :auth_edge.update(e)
-FROM (
-    SELECT event_nid, :auth_edge.columns
-    FROM events
-    WHERE event_nid = ANY($1::bigint[])
-) AS e
-WHERE s.event_nid = e.event_nid
-""",
-    AUTH_EDGES,
-).sql
+"""
+SQL_KEEP_COLUMNS: Final[LiteralString] = compose(TEMPLATE_KEEP, FROM_BYTES).sql
+SQL_KEEP_EDGES: Final[LiteralString] = compose(TEMPLATE_KEEP, AUTH_EDGES).sql
 
 SQL_REJECTED: Final[LiteralString] = """
 SELECT s.event_nid
@@ -393,12 +378,26 @@ ON CONFLICT (event_nid) DO UPDATE SET :gap.update(EXCLUDED), room_nid = EXCLUDED
     ColumnList("gap", MISSING_EVENTS.but("room_nid"), frozenset(("event_nid", "event_id"))),
 ).sql
 
-SQL_DROP_DROPPED: Final[LiteralString] = """
-DELETE FROM dropped_extremities d
-WHERE d.room_nid = $1::int
-    AND NOT EXISTS (SELECT FROM pg_temp.dropped_extremities s
-        WHERE s.room_nid = $2::int AND s.event_nid = d.event_nid)
+TEMPLATE_DROP: Final[LiteralString] = """
+DELETE FROM {table} o
+WHERE o.room_nid = $1::int
+    AND NOT EXISTS (SELECT FROM pg_temp.{table} s WHERE s.room_nid = $2::int AND {same})
 """
+"""Delete the rows of a room that the shadow table lacks."""
+
+TEMPLATE_SET: Final[LiteralString] = """
+INSERT INTO {table} AS o (room_nid, :row.columns)
+SELECT $1::int, :row.columns
+FROM pg_temp.{table}
+WHERE room_nid = $2::int
+ON CONFLICT ({key}) DO UPDATE SET :row.update(EXCLUDED)
+    WHERE (:row.others(o)) IS DISTINCT FROM (:row.others(EXCLUDED))
+"""
+"""Insert the rows of the shadow table, and update those that differ."""
+
+SQL_DROP_DROPPED: Final[LiteralString] = fill(
+    TEMPLATE_DROP, table="dropped_extremities", same="s.event_nid = o.event_nid"
+)
 
 SQL_SET_DROPPED: Final[LiteralString] = compose(
     """
@@ -426,23 +425,13 @@ WHERE room_nid = $2::int
     WAITING_REDACTIONS.chosen("waiting", WAITING_REDACTIONS.but("room_nid")),
 ).sql
 
-SQL_DROP_CURRENT: Final[LiteralString] = """
-DELETE FROM current_state c
-WHERE c.room_nid = $1::int
-    AND NOT EXISTS (SELECT FROM pg_temp.current_state s
-        WHERE s.room_nid = $2::int AND s.state_key_nid = c.state_key_nid)
-"""
+SQL_DROP_CURRENT: Final[LiteralString] = fill(
+    TEMPLATE_DROP, table="current_state", same="s.state_key_nid = o.state_key_nid"
+)
 
 SQL_SET_CURRENT: Final[LiteralString] = compose(
-    """
-INSERT INTO current_state AS c (room_nid, :entry.columns)
-SELECT $1::int, :entry.columns
-FROM pg_temp.current_state
-WHERE room_nid = $2::int
-ON CONFLICT (room_nid, state_key_nid) DO UPDATE SET :entry.update(EXCLUDED)
-    WHERE (:entry.others(c)) IS DISTINCT FROM (:entry.others(EXCLUDED))
-""",
-    CURRENT_STATE.chosen("entry", CURRENT_STATE.but("room_nid")),
+    fill(TEMPLATE_SET, table="current_state", key="room_nid, state_key_nid"),
+    CURRENT_STATE.chosen("row", CURRENT_STATE.but("room_nid")),
 ).sql
 
 SQL_DROP_LINKS: Final[LiteralString] = """
@@ -506,65 +495,33 @@ ON CONFLICT (chain_nid, sequence_number, target_chain_nid) DO UPDATE SET :link.u
     AUTH_CHAIN_LINKS.chosen("link"),
 ).sql
 
-SQL_DROP_VISIBILITY: Final[LiteralString] = """
-DELETE FROM visibility v
-WHERE v.room_nid = $1::int
-    AND NOT EXISTS (SELECT FROM pg_temp.visibility s
-        WHERE s.room_nid = $2::int AND s.principal_nid = v.principal_nid)
-"""
+SQL_DROP_VISIBILITY: Final[LiteralString] = fill(
+    TEMPLATE_DROP, table="visibility", same="s.principal_nid = o.principal_nid"
+)
 
 SQL_SET_VISIBILITY: Final[LiteralString] = compose(
-    """
-INSERT INTO visibility AS v (room_nid, :visible.columns)
-SELECT $1::int, :visible.columns
-FROM pg_temp.visibility
-WHERE room_nid = $2::int
-ON CONFLICT (room_nid, principal_nid) DO UPDATE SET :visible.update(EXCLUDED)
-    WHERE (:visible.others(v)) IS DISTINCT FROM (:visible.others(EXCLUDED))
-""",
-    VISIBILITY.chosen("visible", VISIBILITY.but("room_nid")),
+    fill(TEMPLATE_SET, table="visibility", key="room_nid, principal_nid"),
+    VISIBILITY.chosen("row", VISIBILITY.but("room_nid")),
 ).sql
 
-SQL_DROP_PAST: Final[LiteralString] = """
-DELETE FROM past_visibility v
-WHERE v.room_nid = $1::int
-    AND NOT EXISTS (
-        SELECT
-        FROM pg_temp.past_visibility s
-        WHERE s.room_nid = $2::int AND s.principal_nid = v.principal_nid
-            AND s.first_audience = v.first_audience
-    )
-"""
+SQL_DROP_PAST: Final[LiteralString] = fill(
+    TEMPLATE_DROP,
+    table="past_visibility",
+    same="s.principal_nid = o.principal_nid AND s.first_audience = o.first_audience",
+)
 
 SQL_SET_PAST: Final[LiteralString] = compose(
-    """
-INSERT INTO past_visibility AS v (room_nid, :past.columns)
-SELECT $1::int, :past.columns
-FROM pg_temp.past_visibility
-WHERE room_nid = $2::int
-ON CONFLICT (room_nid, principal_nid, first_audience) DO UPDATE SET :past.update(EXCLUDED)
-    WHERE (:past.others(v)) IS DISTINCT FROM (:past.others(EXCLUDED))
-""",
-    PAST_VISIBILITY.chosen("past", PAST_VISIBILITY.but("room_nid")),
+    fill(TEMPLATE_SET, table="past_visibility", key="room_nid, principal_nid, first_audience"),
+    PAST_VISIBILITY.chosen("row", PAST_VISIBILITY.but("room_nid")),
 ).sql
 
-SQL_DROP_AUDIENCES: Final[LiteralString] = """
-DELETE FROM audiences a
-WHERE a.room_nid = $1::int
-    AND NOT EXISTS (SELECT FROM pg_temp.audiences s
-        WHERE s.room_nid = $2::int AND s.audience = a.audience)
-"""
+SQL_DROP_AUDIENCES: Final[LiteralString] = fill(
+    TEMPLATE_DROP, table="audiences", same="s.audience = o.audience"
+)
 
 SQL_SET_AUDIENCES: Final[LiteralString] = compose(
-    """
-INSERT INTO audiences AS a (room_nid, :audience.columns)
-SELECT $1::int, :audience.columns
-FROM pg_temp.audiences
-WHERE room_nid = $2::int
-ON CONFLICT (room_nid, audience) DO UPDATE SET :audience.update(EXCLUDED)
-    WHERE (:audience.others(a)) IS DISTINCT FROM (:audience.others(EXCLUDED))
-""",
-    AUDIENCES.chosen("audience", AUDIENCES.but("room_nid")),
+    fill(TEMPLATE_SET, table="audiences", key="room_nid, audience"),
+    AUDIENCES.chosen("row", AUDIENCES.but("room_nid")),
 ).sql
 
 EVENT_CACHE: Final = "events"

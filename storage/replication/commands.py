@@ -26,7 +26,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self, get_type_hints
 
 import orjson
 
@@ -105,15 +105,53 @@ BATCH: Final = "batch"
 NO_DEVICE: Final = "None"
 
 
+class Argument(NamedTuple):
+    """A kind of argument: how it is read from a line, and the check of a value to write."""
+
+    read: Callable[[str], Any]
+    check: Callable[[Any, str], None]
+
+
+Word = Annotated[str, Argument(str, check_word)]
+Text = Annotated[str, Argument(str, check_text)]
+AnyText = Annotated[str, Argument(str, check_one_line)]
+Token = Annotated[int, Argument(integer, lambda *_: None)]
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One line. There are no other subclasses than those in this module."""
+    """One line. There are no other subclasses than those in this module.
+
+    The fields of most commands are their arguments, each of a kind above. The others have methods
+    of their own.
+    """
 
     NAME: ClassVar[str]
+    ARGUMENTS: ClassVar[Mapping[str, Argument]]
+
+    def __init_subclass__(cls) -> None:
+        cls.ARGUMENTS = {
+            name: kind
+            for name, hint in get_type_hints(cls, include_extras=True).items()
+            for kind in getattr(hint, "__metadata__", ())
+        }
+
+    def __post_init__(self) -> None:
+        for name, kind in self.ARGUMENTS.items():
+            kind.check(getattr(self, name), name.replace("_", " "))
 
     def arguments(self) -> str:
         """Return the part after the name; empty if there is none."""
-        return ""
+        return " ".join(str(getattr(self, name)) for name in self.ARGUMENTS)
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Read the part after the name."""
+        kinds = cls.ARGUMENTS.values()
+        if not kinds and text.strip():
+            raise ProtocolError(f"{cls.NAME} takes no arguments")
+        texts = split(text, len(kinds)) if kinds else []
+        return cls(*(kind.read(part) for kind, part in zip(kinds, texts, strict=True)))
 
     def __str__(self) -> str:
         arguments = self.arguments()
@@ -125,18 +163,7 @@ class ServerCommand(Command):
     """Sent at the start by the server: the homeserver's name."""
 
     NAME: ClassVar[str] = "SERVER"
-    server_name: str
-
-    def __post_init__(self) -> None:
-        check_word(self.server_name, "server name")
-
-    def arguments(self) -> str:
-        return self.server_name
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Read the part after the name."""
-        return cls(text)
+    server_name: Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +174,12 @@ class Rdata(Command):
     """
 
     NAME: ClassVar[str] = "RDATA"
-    stream_name: str
-    instance_name: str
+    stream_name: Word
+    instance_name: Word
     token: int | None
     row: Any
     text: str | None = field(default=None, compare=False, repr=False)
     """The row in its wire form, as received or as written once."""
-
-    def __post_init__(self) -> None:
-        check_word(self.stream_name, "stream name")
-        check_word(self.instance_name, "instance name")
 
     def arguments(self) -> str:
         if self.text is None:
@@ -185,23 +208,10 @@ class Position(Command):
     """
 
     NAME: ClassVar[str] = "POSITION"
-    stream_name: str
-    instance_name: str
-    prev_token: int
-    new_token: int
-
-    def __post_init__(self) -> None:
-        check_word(self.stream_name, "stream name")
-        check_word(self.instance_name, "instance name")
-
-    def arguments(self) -> str:
-        return f"{self.stream_name} {self.instance_name} {self.prev_token} {self.new_token}"
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Read the part after the name."""
-        stream_name, instance_name, prev_token, new_token = split(text, 4)
-        return cls(stream_name, instance_name, integer(prev_token), integer(new_token))
+    stream_name: Word
+    instance_name: Word
+    prev_token: Token
+    new_token: Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,18 +219,7 @@ class Error(Command):
     """Something went wrong; usually the connection is closed after it."""
 
     NAME: ClassVar[str] = "ERROR"
-    reason: str = ""
-
-    def __post_init__(self) -> None:
-        check_one_line(self.reason, "reason")
-
-    def arguments(self) -> str:
-        return self.reason
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Read the part after the name."""
-        return cls(text)
+    reason: AnyText = ""
 
     @classmethod
     def of(cls, reason: str) -> Self:
@@ -233,18 +232,7 @@ class Ping(Command):
     """The connection is still alive. ``data`` is usually the time in ms."""
 
     NAME: ClassVar[str] = "PING"
-    data: str = ""
-
-    def __post_init__(self) -> None:
-        check_one_line(self.data, "data")
-
-    def arguments(self) -> str:
-        return self.data
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Read the part after the name."""
-        return cls(text)
+    data: AnyText = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,18 +240,7 @@ class Name(Command):
     """Sent at the start by the client: its name, for people."""
 
     NAME: ClassVar[str] = "NAME"
-    name: str
-
-    def __post_init__(self) -> None:
-        check_text(self.name, "name")
-
-    def arguments(self) -> str:
-        return self.name
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Read the part after the name."""
-        return cls(text)
+    name: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,13 +248,6 @@ class Replicate(Command):
     """Requests the current position of all streams, and all later changes."""
 
     NAME: ClassVar[str] = "REPLICATE"
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Read the part after the name."""
-        if text.strip():
-            raise ProtocolError("REPLICATE takes no arguments")
-        return cls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,18 +306,7 @@ class ClearUserSync(Command):
     """Nobody syncs on that worker any more: it shuts down."""
 
     NAME: ClassVar[str] = "CLEAR_USER_SYNC"
-    instance_name: str
-
-    def __post_init__(self) -> None:
-        check_word(self.instance_name, "instance name")
-
-    def arguments(self) -> str:
-        return self.instance_name
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Read the part after the name."""
-        return cls(text)
+    instance_name: Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,20 +314,8 @@ class FederationAck(Command):
     """A worker that sends to other servers has processed everything up to ``token``."""
 
     NAME: ClassVar[str] = "FEDERATION_ACK"
-    instance_name: str
-    token: int
-
-    def __post_init__(self) -> None:
-        check_word(self.instance_name, "instance name")
-
-    def arguments(self) -> str:
-        return f"{self.instance_name} {self.token}"
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Read the part after the name."""
-        instance_name, token = split(text, 2)
-        return cls(instance_name, integer(token))
+    instance_name: Word
+    token: Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,18 +323,7 @@ class RemoteServerUp(Command):
     """Another homeserver may be reachable again: retry it at once."""
 
     NAME: ClassVar[str] = "REMOTE_SERVER_UP"
-    server_name: str
-
-    def __post_init__(self) -> None:
-        check_word(self.server_name, "server name")
-
-    def arguments(self) -> str:
-        return self.server_name
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Read the part after the name."""
-        return cls(text)
+    server_name: Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +331,7 @@ class UserIp(Command):
     """A client was seen: its address, user agent, and time (ms)."""
 
     NAME: ClassVar[str] = "USER_IP"
-    user_id: str
+    user_id: Word
     access_token: str = field(repr=False)
     ip: str
     user_agent: str
@@ -403,9 +339,6 @@ class UserIp(Command):
     last_seen_ms: int
     text: str | None = field(default=None, compare=False, repr=False)
     """The JSON part as received."""
-
-    def __post_init__(self) -> None:
-        check_word(self.user_id, "user id")
 
     def arguments(self) -> str:
         values = [self.access_token, self.ip, self.user_agent, self.device_id, self.last_seen_ms]
@@ -459,18 +392,7 @@ class NewActiveTask(Command):
     """A background task is ready to be run."""
 
     NAME: ClassVar[str] = "NEW_ACTIVE_TASK"
-    task_id: str
-
-    def __post_init__(self) -> None:
-        check_text(self.task_id, "task id")
-
-    def arguments(self) -> str:
-        return self.task_id
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Read the part after the name."""
-        return cls(text)
+    task_id: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,18 +400,7 @@ class CancelTask(Command):
     """A background task is no longer wanted."""
 
     NAME: ClassVar[str] = "CANCEL_TASK"
-    task_id: str
-
-    def __post_init__(self) -> None:
-        check_text(self.task_id, "task id")
-
-    def arguments(self) -> str:
-        return self.task_id
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Read the part after the name."""
-        return cls(text)
+    task_id: Text
 
 
 Side = Literal["server", "client"]
@@ -504,10 +415,7 @@ SENT_BY: Final[Mapping[Side, frozenset[type[Command]]]] = {
 """The commands that each side of a TCP connection may send."""
 
 COMMANDS: Final = tuple(sorted(SENT_BY["server"] | SENT_BY["client"], key=lambda kind: kind.NAME))
-_READ: Final[Mapping[str, Callable[[str], Command]]] = {
-    kind.NAME: kind.read  # type: ignore[attr-defined]
-    for kind in COMMANDS
-}
+_READ: Final[Mapping[str, Callable[[str], Command]]] = {kind.NAME: kind.read for kind in COMMANDS}
 
 
 def parse(line: str) -> Command:

@@ -152,10 +152,6 @@ class Handlers:
         handlers[handler] = None
         return lambda: handlers.pop(handler, None)
 
-    def wants(self, kind: type) -> bool:
-        """Return whether there is a handler."""
-        return bool(self._handlers.get(kind))
-
     def tell(self, what: object) -> None:
         """Call all handlers for the type of this."""
         for handler in list(self._handlers.get(type(what), ())):

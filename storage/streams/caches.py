@@ -155,7 +155,6 @@ class Removed(NamedTuple):
 
     @classmethod
     def of(cls, key: Sequence[str]) -> "Removed":
-        """Read the key of a row."""
         room_id, number, kind, *ids = key
         return cls(room_id, int(number), kind, ids)
 

@@ -245,7 +245,6 @@ class Feed:
         return lambda: self._subscribers.pop(subscriber, None)
 
     def publish(self, advance: Advance) -> None:
-        """Call all subscribers."""
         for subscriber in list(self._subscribers):
             try:
                 subscriber(advance)

@@ -19,13 +19,13 @@ logger: logging.Logger = logging.getLogger(__name__)
 PRIVATE: Final = "m.read.private"
 """The type of receipts that only their user gets."""
 
-SQL_EVENTS_ROWS: Final[LiteralString] = fill("""
+TEMPLATE_TIMELINE_ROWS: Final[LiteralString] = """
 SELECT e.stream_ordering AS stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key,
     CASE WHEN e.type_nid = {TYPE_REDACTION} THEN e.json END AS json
 FROM (  -- limited before it is joined, or each page would join all that is left
     SELECT stream_ordering, writer_nid, event_id, room_nid, type_nid, state_key_nid, json
     FROM events
-    WHERE stream_ordering > $1::bigint AND stream_ordering <= $2::bigint AND NOT backfilled
+    WHERE stream_ordering > $1::bigint AND stream_ordering <= $2::bigint AND {origin}
         AND ($3::text IS NULL
             OR writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
     ORDER BY stream_ordering
@@ -35,6 +35,15 @@ JOIN writers w USING (writer_nid)
 JOIN rooms r USING (room_nid)
 JOIN event_types t USING (type_nid)
 LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
+{outliers}
+ORDER BY stream_id
+LIMIT $4::bigint
+"""
+
+SQL_EVENTS_ROWS: Final[LiteralString] = fill(
+    TEMPLATE_TIMELINE_ROWS,
+    origin="NOT backfilled",
+    outliers="""
 UNION ALL
 SELECT o.stream_id, w.instance_name, o.event_id, r.room_id, t.type, k.state_key, NULL
 FROM (
@@ -51,28 +60,12 @@ JOIN writers w USING (writer_nid)
 JOIN rooms r USING (room_nid)
 JOIN event_types t USING (type_nid)
 JOIN state_keys k ON k.state_key_nid = o.state_key_nid
-ORDER BY stream_id
-LIMIT $4::bigint
-""")
+""",
+)
 
-SQL_BACKFILL_ROWS: Final[LiteralString] = fill("""
-SELECT e.stream_ordering AS stream_id, w.instance_name, e.event_id, r.room_id, t.type, k.state_key,
-    CASE WHEN e.type_nid = {TYPE_REDACTION} THEN e.json END AS json
-FROM (
-    SELECT stream_ordering, writer_nid, event_id, room_nid, type_nid, state_key_nid, json
-    FROM events
-    WHERE stream_ordering > $1::bigint AND stream_ordering <= $2::bigint AND backfilled
-        AND ($3::text IS NULL
-            OR writer_nid = (SELECT writer_nid FROM writers WHERE instance_name = $3::text))
-    ORDER BY stream_ordering
-    LIMIT $4::bigint
-) e
-JOIN writers w USING (writer_nid)
-JOIN rooms r USING (room_nid)
-JOIN event_types t USING (type_nid)
-LEFT JOIN state_keys k ON k.state_key_nid = e.state_key_nid
-ORDER BY e.stream_ordering
-""")
+SQL_BACKFILL_ROWS: Final[LiteralString] = fill(
+    TEMPLATE_TIMELINE_ROWS, origin="backfilled", outliers=""
+)
 
 SQL_ACCOUNT_DATA_ROWS: Final[LiteralString] = """
 SELECT a.stream_id, w.instance_name, p.name AS user_id, r.room_id, t.type

@@ -538,7 +538,6 @@ def join_rules(rule: str, allowed_rooms: Iterable[str]) -> Content:
 
 
 def text(body: str) -> Content:
-    """Build a text message."""
     return {"body": body, "msgtype": "m.text"}
 
 
@@ -554,7 +553,6 @@ def edit(target: str, body: str) -> Content:
 
 
 def reply(target: str, body: str) -> Content:
-    """Build a rich reply."""
     return {**text(body), "m.relates_to": {"m.in_reply_to": {"event_id": target}}}
 
 

@@ -8,49 +8,34 @@ from typing import Final
 
 from storage.testing import assembly
 from storage.testing import world as population
-from storage.testing.assembly import DEPTH_MAX, depth_max, number_of
+from storage.testing.assembly import DEPTH_MAX, Damage, depth_max, number_of
 from storage.testing.model import BuiltEvent
 from storage.testing.world import GeneratedWorld
 
 Oddity = Callable[[GeneratedWorld], list[BuiltEvent]]
 
 
+def _damaged(world: GeneratedWorld, damage: Damage) -> list[BuiltEvent]:
+    sender = world.speaker()
+    if sender is None:
+        return []
+    content = population.message(world.rng)
+    return [world.send(sender, "m.room.message", content, damage=damage)]
+
+
 def content_hash(world: GeneratedWorld) -> list[BuiltEvent]:
     """Send a message whose content does not match its hash."""
-    sender = world.speaker()
-    return (
-        []
-        if sender is None
-        else [
-            world.send(
-                sender, "m.room.message", population.message(world.rng), damage="content_hash"
-            )
-        ]
-    )
+    return _damaged(world, "content_hash")
 
 
 def bad_signature(world: GeneratedWorld) -> list[BuiltEvent]:
     """Send a message signed with another key."""
-    sender = world.speaker()
-    return (
-        []
-        if sender is None
-        else [
-            world.send(sender, "m.room.message", population.message(world.rng), damage="signature")
-        ]
-    )
+    return _damaged(world, "signature")
 
 
 def oversized(world: GeneratedWorld) -> list[BuiltEvent]:
     """Send a message of more than 65,536 bytes."""
-    sender = world.speaker()
-    return (
-        []
-        if sender is None
-        else [
-            world.send(sender, "m.room.message", population.message(world.rng), damage="oversized")
-        ]
-    )
+    return _damaged(world, "oversized")
 
 
 def false_depth(world: GeneratedWorld) -> list[BuiltEvent]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import compare, report
-from benchmarks.figures import figures, quantity, read, unit_of
+from benchmarks.figures import FigureTable, figures, quantity, read, tables, unit_of
 from benchmarks.report import verdict
 from tests.cli.running import ROOT
 
@@ -197,4 +197,25 @@ def test_sides_stand_in_one_plot() -> None:
         ("sync", "synapse_cold"),
         ("page", "ours"),
         ("page", "synapse_cold"),
+    ]
+
+
+def test_scenarios_with_the_same_figures_stand_in_one_table() -> None:
+    percentiles = {"p50": 1.0, "p95": 2.0, "p99": 3.0, "max": 4.0}
+    told = document(
+        small={"ms": percentiles, "statements": 1},
+        large={"ms": percentiles, "statements": 2},
+        other={"events_per_second": spread(1, 2, 3)},
+        longest_ms=7.0,
+        disk={"rooms": {"bytes": 5}, "storm": {"bytes": 6}},
+    )
+    assert list(tables(told)) == [
+        FigureTable(
+            "",
+            ["small", "large"],
+            [["ms", "1 ms (p99 3 ms)", "1 ms (p99 3 ms)"], ["statements", "1", "2"]],
+        ),
+        FigureTable("other", [""], [["events per second", "2/s (1/s to 3/s)"]]),
+        FigureTable("", [""], [["longest ms", "7 ms"]]),
+        FigureTable("disk", ["rooms", "storm"], [["bytes", "5 B", "6 B"]]),
     ]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from storage.database import Database
-from storage.database.placeholders import array_of_int_arrays, array_text, column_texts
+from storage.database.placeholders import array_of_int_arrays, array_text
 
 TEXTS = (
     "",
@@ -59,8 +59,3 @@ async def test_arrays_of_different_lengths(dsn: str) -> None:
             )
             == []
         )
-
-
-def test_there_are_columns_without_rows() -> None:
-    assert column_texts([(1, "a"), (2, None)], 2) == ["{1,2}", '{"a",null}']
-    assert column_texts([], 2) == ["{}", "{}"]

@@ -11,10 +11,7 @@ from storage.maintenance.state_group_gc import (
     collect,
     collect_all,
     find,
-    make_roots,
-    runs_after,
 )
-from storage.persist.room_lock import lock_room
 from storage.testing import RoomBuilder, build_room
 from tests.maintenance.rooms import LIVELY, SERVER, deliver, everything_seen, findings
 from tests.persist.tables import logical_tables
@@ -169,65 +166,3 @@ async def test_what_a_group_folds_that_was_written_since_is_kept(
         assert await conn.fetchval(
             "SELECT count(*) FROM state_groups WHERE state_group = ANY($1::bigint[])", path
         ) == len(path)
-
-
-async def test_states_stay_the_same_when_a_group_becomes_a_root(
-    store: Store, room: RoomBuilder
-) -> None:
-    await deliver(store, room.generated(), batch=50)
-    tables = await logical_tables(store.database)
-    async with store.database.transaction() as conn:
-        await lock_room(conn, room.room_id)
-        middle = await conn.fetchvals(
-            "SELECT g.state_group FROM state_groups g JOIN "
-            "(SELECT p.part AS state_group FROM state_groups s "
-            "CROSS JOIN LATERAL state_path(s.state_group) AS p) AS u USING (state_group) "
-            "GROUP BY g.state_group HAVING count(*) > 2 ORDER BY count(*) DESC, 1 LIMIT 8"
-        )
-        assert len(middle) == 8
-        await make_roots(conn, middle)
-    assert await logical_tables(store.database) == tables
-    assert await findings(store) == []
-    async with store.database.connection() as conn:
-        assert (
-            await conn.fetchval("SELECT count(*) FROM state_groups WHERE cardinality(back) = 1")
-            >= 8
-        )
-    await collect(store.database, room.room_id)
-    last = room.topic(room.user(1), "goes on") if room.membership(room.user(1)) == "join" else None
-    if last is not None:
-        await store.append([last.pdu])
-    assert await findings(store) == []
-
-
-async def test_roots_instead_of_purged_ancestors(store: Store, room: RoomBuilder) -> None:
-    """What purging does: the events that are left need their states, and nothing else."""
-    await deliver(store, room.generated(), batch=50)
-    kept = [event.event_id for event in room.events[150:]]
-    states = {event_id: await store.state_before(event_id) for event_id in kept}
-    await forget_events(store, 150)
-    async with store.database.transaction() as conn:
-        await lock_room(conn, room.room_id)
-        oldest: list[int] = await conn.fetchvals(
-            "SELECT DISTINCT state_group_before FROM events WHERE event_id = ANY($1::text[]) "
-            "ORDER BY 1",
-            kept,
-        )
-        await make_roots(conn, oldest[:10])
-    await others_ended(store.database)
-    freed = await collect(store.database, room.room_id)
-    assert freed.state_groups > 20
-    assert {event_id: await store.state_before(event_id) for event_id in kept} == states
-
-
-@pytest.mark.parametrize(
-    "runs,gone,left",
-    [
-        ([2, 1, 3], 1, [1, 1, 3]),
-        ([2, 1, 3], 2, [0, 1, 3]),
-        ([2, 1, 3], 5, [0, 0, 1]),
-        ([7], 7, [0]),
-    ],
-)
-def test_runs_of_what_is_left_of_a_path(runs: list[int], gone: int, left: list[int]) -> None:
-    assert list(runs_after(runs, gone)) == left

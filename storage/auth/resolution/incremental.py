@@ -134,11 +134,9 @@ class Ledger:
         return self._at[setting[-1]] if setting else None
 
     def values(self) -> dict[StateKey, EventId]:
-        """Return the final values that the events set."""
         return {key: self._at[setting[-1]] for key, setting in self._setting.items() if setting}
 
     def get(self, key: StateKey, before: LedgerPosition) -> EventId | None:
-        """Return the value of a key that the events before a position set."""
         setting = self._setting.get(key, ())
         index = bisect_left(setting, before)
         return self._at[setting[index - 1]] if index else None

@@ -243,7 +243,6 @@ async def _archive(
 async def _store(
     database: Database, builder: PackBuilder, packed: Sequence[PackedEvent], folder: str
 ) -> Archived:
-    """Write a pack, and change its events."""
     pack, data = builder.pack, builder.finished()
     url, now = pack_url(folder, pack), time.time_ns() // 1_000_000
     async with database.connection() as conn:

@@ -204,7 +204,6 @@ class References:
         return stand
 
     async def read_staying(self, database: Database) -> None:
-        """Read all events that stay."""
         at = (self.cut.topological - 1, 1 << 62)
         while True:
             async with database.connection() as conn:

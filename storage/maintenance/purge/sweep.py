@@ -235,8 +235,6 @@ async def sweep(context: PurgeContext, job: PurgeJob, kept: References) -> Purge
 
 
 async def _read_retained(database: Database, job: PurgeJob) -> RetainedEvents:
-    """Read the retained events, and which of them are needed."""
-
     async def begin(conn: Connection) -> RetainedEvents:
         await lock_room_keeping_plans(conn, job.room_id)
         stand = await stand_of(conn, job.room_nid)

@@ -378,9 +378,7 @@ def by_number(
 ) -> Iterator[list[int]]:
     """Yield nids from ``begin`` to before ``end``, of events within the bounds and of outliers."""
     for first, after in filled(conn, SQL_FIRST_NUMBER, begin, end, RANGE):
-        yield _nids(
-            conn.table(SQL_NIDS_BY_NUMBER, *bounds.columns(), *chosen.columns(), first, after)
-        )
+        yield _page(conn, SQL_NIDS_BY_NUMBER, bounds, chosen, first, after)
 
 
 def by_position(
@@ -391,9 +389,7 @@ def by_position(
     They come in stream order, in pages.
     """
     for first, after in filled(conn, SQL_FIRST_POSITION, begin, end, RANGE):
-        yield _nids(
-            conn.table(SQL_NIDS_BY_POSITION, *bounds.columns(), *chosen.columns(), first, after)
-        )
+        yield _page(conn, SQL_NIDS_BY_POSITION, bounds, chosen, first, after)
 
 
 def by_receipt(
@@ -428,7 +424,7 @@ def by_room(
     """
     conn.execute(SQL_BY_INDEX)
     for room_id in (chosen.room_id or ())[begin:end]:
-        yield _nids(conn.table(SQL_NIDS_BY_ROOM, *bounds.columns(), *chosen.columns(), [room_id]))
+        yield _page(conn, SQL_NIDS_BY_ROOM, bounds, chosen, [room_id])
 
 
 def by_room_number(
@@ -440,9 +436,7 @@ def by_room_number(
     """
     conn.execute(SQL_BY_INDEX)
     for first, after in filled(conn, SQL_FIRST_ROOM, begin, end, ROOMS_EACH):
-        yield _nids(
-            conn.table(SQL_NIDS_BY_ROOM_NUMBER, *bounds.columns(), *chosen.columns(), first, after)
-        )
+        yield _page(conn, SQL_NIDS_BY_ROOM_NUMBER, bounds, chosen, first, after)
 
 
 def by_id(
@@ -452,21 +446,14 @@ def by_id(
 
     ``begin`` is included, ``end`` not.
     """
-    yield _nids(
-        conn.table(
-            SQL_NIDS_BY_ID,
-            *bounds.columns(),
-            *chosen.columns(),
-            list(chosen.event_id or ())[begin:end],
-        )
-    )
+    yield _page(conn, SQL_NIDS_BY_ID, bounds, chosen, list(chosen.event_id or ())[begin:end])
 
 
 def outliers_of(
     conn: ArrowConnection, begin: int, end: int, bounds: Bounds, chosen: Chosen
 ) -> Iterator[list[int]]:
     """Yield outliers of rooms with nids from ``begin`` to before ``end``; ignore the bounds."""
-    yield _nids(conn.table(SQL_OUTLIER_NIDS, *bounds.columns(), *chosen.columns(), begin, end))
+    yield _page(conn, SQL_OUTLIER_NIDS, bounds, chosen, begin, end)
 
 
 def room_numbers(conn: ArrowConnection) -> tuple[int, int]:
@@ -485,6 +472,17 @@ def nth_position(conn: ArrowConnection, bounds: Bounds, count: int) -> int | Non
     """Return the stream ordering of the ``count``-th event; None if there are fewer."""
     rows = conn.rows(SQL_NTH_POSITION, bounds.after, bounds.upto, *bounds.columns(), count)
     return rows[0]["stream_ordering"] if rows else None
+
+
+def _page(
+    conn: ArrowConnection,
+    statement: LiteralString,
+    bounds: Bounds,
+    chosen: Chosen,
+    *part: int | list[str],
+) -> list[int]:
+    """Return the nids that pass all filters, of one part of the events."""
+    return _nids(conn.table(statement, *bounds.columns(), *chosen.columns(), *part))
 
 
 def _nids(table: Any) -> list[int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.arrow_results import ArrowConnection
+from storage.database.placeholders import fill
 from storage.errors import InputError
 from storage.streams import SyncToken, VectorPosition
 from storage.streams.restore_detection import LostPositions, RestoreGap
@@ -156,29 +157,19 @@ def cut(
 #
 # Numbers have gaps of any length: a restore skips 2^30 stream positions and more.
 
-SQL_FIRST_NUMBER: Final[LiteralString] = """
-SELECT e.event_nid AS first
-FROM events e
-WHERE e.event_nid >= $1::bigint AND e.event_nid < $2::bigint
-ORDER BY e.event_nid
+TEMPLATE_FIRST: Final[LiteralString] = """
+SELECT {number}::bigint AS first
+FROM {rows}
+WHERE {number} >= $1::bigint AND {number} < $2::bigint
+ORDER BY {number}
 LIMIT 1
 """
 
-SQL_FIRST_ROOM: Final[LiteralString] = """
-SELECT r.room_nid::bigint AS first
-FROM rooms r
-WHERE r.room_nid >= $1::bigint AND r.room_nid < $2::bigint
-ORDER BY r.room_nid
-LIMIT 1
-"""
-
-SQL_FIRST_POSITION: Final[LiteralString] = """
-SELECT e.stream_ordering AS first
-FROM events e
-WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
-ORDER BY e.stream_ordering
-LIMIT 1
-"""
+SQL_FIRST_NUMBER: Final[LiteralString] = fill(TEMPLATE_FIRST, number="e.event_nid", rows="events e")
+SQL_FIRST_ROOM: Final[LiteralString] = fill(TEMPLATE_FIRST, number="r.room_nid", rows="rooms r")
+SQL_FIRST_POSITION: Final[LiteralString] = fill(
+    TEMPLATE_FIRST, number="e.stream_ordering", rows="events e"
+)
 
 
 def filled(

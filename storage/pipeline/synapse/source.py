@@ -22,11 +22,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage.database.arrow_results import arrow_snapshot
+from storage.database.placeholders import fill
 from storage.errors import InputError, InvalidEvent
 from storage.event import peek
 from storage.event.ndjson import Origin
 from storage.pipeline.imports.lines import FileRange, LineContent, ParsedLine, place_of, placed
-from storage.pipeline.source.token_bounds import filled
+from storage.pipeline.source.token_bounds import TEMPLATE_FIRST, filled
 
 # Statements for another schema than ours: tests/source/sql.py omits them, and
 # tests/pipeline/test_synapse.py runs each.
@@ -106,21 +107,12 @@ FROM unnest($1::text[]) AS wanted (event_id)
 JOIN event_to_state_groups g ON g.event_id = wanted.event_id
 """
 
-SQL_FIRST_EVENT: Final[LiteralString] = """
-SELECT e.stream_ordering AS first
-FROM events e
-WHERE e.stream_ordering >= $1::bigint AND e.stream_ordering < $2::bigint
-ORDER BY e.stream_ordering
-LIMIT 1
-"""
-
-SQL_FIRST_FORMER_OUTLIER: Final[LiteralString] = """
-SELECT x.event_stream_ordering AS first
-FROM ex_outlier_stream x
-WHERE x.event_stream_ordering >= $1::bigint AND x.event_stream_ordering < $2::bigint
-ORDER BY x.event_stream_ordering
-LIMIT 1
-"""
+SQL_FIRST_EVENT: Final[LiteralString] = fill(
+    TEMPLATE_FIRST, number="e.stream_ordering", rows="events e"
+)
+SQL_FIRST_FORMER_OUTLIER: Final[LiteralString] = fill(
+    TEMPLATE_FIRST, number="x.event_stream_ordering", rows="ex_outlier_stream x"
+)
 
 LACKING_MAX: Final = 100_000
 """The maximum number of events with missing dependencies in the checkpoint."""
@@ -203,7 +195,6 @@ class Synapse:
         return -number if file in {HISTORY, FORMER_HISTORY} else number, None
 
     def ranges(self, tasks: int) -> list[FileRange]:
-        """Return the ranges of tasks."""
         del tasks
         live = 1 if self.since is None else max(self.since.live - OVERLAP, 0) + 1
         history = 0 if self.since is None else min(self.since.history + OVERLAP, 0)

@@ -127,11 +127,6 @@ class EventLine(NamedTuple):
         """Return its position in a window; that of an outlier is below all."""
         return self.topological_ordering or 0, self.stream_ordering or 0
 
-    @property
-    def is_accepted(self) -> bool:
-        """Return whether it is neither rejected nor soft-failed, and no outlier."""
-        return not (self.soft_failed or self.outlier or self.rejected is not None)
-
 
 async def lines_by_id(conn: Connection, event_ids: Iterable[EventId]) -> dict[EventId, EventLine]:
     """Return those of these events that are stored, by id, in topological order, latest first."""
