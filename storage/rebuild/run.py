@@ -1,7 +1,8 @@
 """Rebuild rooms, one after the other, in one session; or complete the state of a partial room."""
 
+import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -17,7 +18,7 @@ from storage.ids import EventId
 from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.totals import event_total
 from storage.maintenance.verify.current import check_deltas
-from storage.maintenance.verify.event_loader import VerifiedRoom, read_room
+from storage.maintenance.verify.event_loader import Finding, VerifiedRoom, read_room
 from storage.maintenance.verify.states import check_groups
 from storage.observability.counters import Counted, Report, silent
 from storage.persist.room_lock import lock_room
@@ -41,9 +42,12 @@ from storage.rebuild.match import Matching
 from storage.rebuild.planner import NAMES_REMEMBERED, PlannedRoom, write_planned
 from storage.rebuild.replan import CHUNK, RoomReplan
 from storage.rebuild.shadow_tables import ShadowTables
+from storage.rebuild.shared import repair_positions
 from storage.rebuild.swap import Differences, swap
 from storage.streams.invalidate_caches import register_writer
 from storage.streams.stream_writer import Author
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 SQL_ROOM_NID: Final[LiteralString] = """
 SELECT room_nid
@@ -115,6 +119,34 @@ async def rebuild(
     await register_writer(database)
     async with ShadowTables.opened(database) as shadow:
         return await Rebuilder(database, shadow, server_name).rebuild(room_id, report=report)
+
+
+async def repair(
+    database: Database, findings: Iterable[Finding], *, server_name: str, report: Report = silent
+) -> list[str]:
+    """Repair what all rooms share, then each room that has repairable findings; return these rooms.
+
+    Known names and numbers come first: a rebuild needs them. A room that cannot be rebuilt stays as
+    it is, with a warning. The caller has called `refuse_corrupt_indexes`.
+    """
+    wanted = dict.fromkeys(one.room_id for one in findings if one.repairable)
+    if None in wanted:
+        await repair_positions(database, indexes_compared=True)
+    rooms: list[str] = [room_id for room_id in wanted if room_id is not None]
+    counted = Counted(report, "repair", len(rooms), "rooms")
+    for room_id in rooms:
+        try:
+            await rebuild(
+                database,
+                room_id,
+                server_name=server_name,
+                indexes_compared=True,
+                report=lambda one: counted.within(one.share),
+            )
+        except StorageCorrupt as error:  # its findings stay, and other rooms are repaired
+            logger.warning("a room is not repaired: %s", error, extra={"room_id": room_id})
+        counted.add()
+    return rooms
 
 
 async def complete(
@@ -279,7 +311,7 @@ class _Work:
     planned_room: PlannedRoom = field(init=False)
 
     def __post_init__(self) -> None:
-        self.matching = Matching(self.entered.wrong_groups)
+        self.matching = Matching(self.room.room_nid, self.entered.wrong_groups)
         self.replay = RoomReplan(
             self.shadow,
             self.database,

@@ -47,6 +47,7 @@ from storage.rebuild.client_positions import (
 )
 from storage.rebuild.match import Matching
 from storage.rebuild.replan import RoomReplan
+from storage.rebuild.shared import return_groups
 from storage.streams.invalidate_caches import invalidate_caches
 
 SQL_SAME_GROUPS: Final[LiteralString] = """
@@ -722,6 +723,7 @@ async def _swap_groups(
     renumbered: bool = await conn.fetchval(SQL_OTHER_NUMBERS)
     if renumbered:
         await conn.execute(SQL_FORGET_SAME)
+    await return_groups(conn, matching.wrong)
     if renumbered or matching.wrong:
         await conn.execute(SQL_DROP_GROUPS, room_nid, renumbered, list(matching.wrong))
     return _count(await conn.execute(SQL_ADD_GROUPS, room_nid, shadow_nid)) > 0

@@ -13,10 +13,11 @@ import storage
 from storage import StorageCorrupt, UserId
 from storage.database import Database
 from storage.maintenance.verify import Finding, verify
-from storage.rebuild import rebuild, repair_positions
+from storage.rebuild import rebuild, repair
 from storage.testing import Odd, RoomBuilder, build_room, deliver_with_gap
 from tests.long_run import long_run
 from tests.maintenance.rooms import LIVELY, SERVER, deliver
+from tests.persist.tables import logical_tables
 
 LOCAL = UserId("@user1:s1.test")
 
@@ -184,6 +185,12 @@ DAMAGES = {
         "(SELECT state_group FROM state_groups WHERE cardinality(member_key_nids) > 0 "
         "ORDER BY 1 LIMIT 1)",
         {"state_groups"},
+        mended=True,
+    ),
+    "state group of no room": Damage(
+        "UPDATE state_groups SET room_nid = room_nid + 1 WHERE state_group = "
+        f"(SELECT state_group_before FROM events WHERE event_nid = {ONE_MESSAGE})",
+        {"state_groups", "derived_orphans"},
         mended=True,
     ),
     "state before": Damage(
@@ -379,6 +386,22 @@ DAMAGES = {
         {"visibility_counts"},
         mended=True,
     ),
+    "visibility in no room": Damage(
+        "INSERT INTO visibility SELECT (jsonb_populate_record(v, "
+        "jsonb_build_object('room_nid', v.room_nid + 1))).* FROM visibility v",
+        {"derived_orphans"},
+        mended=True,
+    ),
+    "name of a type": Damage(
+        "UPDATE event_types SET type = 'm.room.messages' WHERE type_nid = 8",
+        {"names", "columns"},
+        mended=True,
+    ),
+    "name of a type under another number": Damage(
+        "UPDATE event_types SET type_nid = 999 WHERE type_nid = 17",
+        {"names", "columns"},
+        mended=True,
+    ),
     "position": Damage(
         "UPDATE stream_positions SET stream_id = 2", {"stream_positions"}, mended=True
     ),
@@ -485,9 +508,7 @@ async def test_damage_is_found_and_mended(database: Database, room: RoomBuilder,
     if name in REFUSED:
         with pytest.raises(StorageCorrupt):
             await rebuild(database, room.room_id, server_name=SERVER)
-    else:
-        await rebuild(database, room.room_id, server_name=SERVER)
-    await repair_positions(database)
+    await repair(database, found, server_name=SERVER)
     left = [] if damage.mended else [finding for finding in found if not finding.repairable]
     after = await findings(database)
     stays = {finding.check for finding in left} | damage.stays
@@ -507,3 +528,42 @@ async def test_a_state_key_without_its_name_gets_another_number(
     assert any("without a row in state_keys" in finding.found for finding in found)
     await rebuild(database, room.room_id, server_name=SERVER)
     assert await findings(database) == []
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+async def test_a_state_group_of_another_room_goes_back(
+    database: Database, dsn: str, *, is_reversed: bool
+) -> None:
+    """No other row has a state that a caller gave: a repair of the other room keeps it."""
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(build_room(LIVELY, 30, seed=12, sign=False).pdus)
+    sound = await logical_tables(database)
+    async with database.connection() as conn:
+        await conn.execute(
+            "UPDATE state_groups SET room_nid = (SELECT sum(room_nid) FROM rooms) - room_nid "
+            "WHERE state_group IN (SELECT state_group_before FROM events WHERE after_gap UNION "
+            "(SELECT state_group_before FROM events ORDER BY event_nid DESC LIMIT 1))"
+        )
+    found = await findings(database)
+    rooms = sorted({finding.room_id or "" for finding in found})
+    assert len(rooms) == 2
+    assert "state_groups" in {finding.check for finding in found}
+    found.sort(key=lambda finding: rooms.index(finding.room_id or ""), reverse=is_reversed)
+    await repair(database, found, server_name=SERVER)
+    assert await findings(database) == []
+    assert await logical_tables(database) == sound
+
+
+async def test_events_of_no_room_stay_and_say_what_to_do(database: Database) -> None:
+    async with database.connection() as conn:
+        await conn.execute("DELETE FROM rooms")
+        count = await conn.fetchval("SELECT count(*) FROM current_state")
+    found = await findings(database)
+    orphans = [finding for finding in found if finding.check == "orphans"]
+    assert not any(finding.repairable for finding in orphans)
+    assert {finding.remedy for finding in orphans} == {
+        "restore the row of the room in rooms, or the database, from a backup"
+    }
+    await repair(database, found, server_name=SERVER)
+    async with database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM current_state") == count

@@ -54,6 +54,8 @@ REPAIRABLE: Final = frozenset(
         "stream_positions",
         "sequences",
         "sliding_rooms",
+        "names",
+        "derived_orphans",
     }
 )
 """The checks whose findings `storage.rebuild` mends: they check derived data."""
@@ -63,8 +65,7 @@ REMEDIES: Final = {
     "create_event": "none: the room keeps its version",
     "archive": "restore the files of the archive, or the database, from a backup",
     "state_paths": "restore a backup; nothing else of the room was checked",
-    "orphans": "restore a backup",
-    "names": "restore a backup",
+    "orphans": "restore the row of the room in rooms, or the database, from a backup",
 }
 """Remedies for findings that no repair mends; each finding of indexes names its `REINDEX`."""
 
