@@ -12,6 +12,7 @@ from storage.config import Config
 from storage.database.archived_bytes import MAINTENANCE_MS
 from storage.database.connection import Connection, Database
 from storage.database.names import InternedNames
+from storage.database.placeholders import fill
 from storage.database.pool import begun
 from storage.errors import DatabaseConflict, StorageCorrupt
 from storage.ids import EventId
@@ -19,7 +20,7 @@ from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.totals import event_total
 from storage.maintenance.verify.current import check_deltas
 from storage.maintenance.verify.event_loader import Finding, VerifiedRoom, read_room
-from storage.maintenance.verify.states import check_groups
+from storage.maintenance.verify.states import PART_IS_BROKEN, check_groups
 from storage.observability.counters import Counted, Report, silent
 from storage.persist.room_lock import lock_room
 from storage.rebuild.arrivals import (
@@ -54,6 +55,19 @@ SELECT room_nid
 FROM rooms
 WHERE room_id = $1::text
 """
+
+# Such a path stops each statement that reads it. This one can be read: it leads to no group, so the
+# state stays unreadable.
+TEMPLATE_MAKE_PATHS_READABLE: Final[LiteralString] = """
+UPDATE state_groups
+SET path = NULL,
+    back = '{-2147483647, 0}'
+WHERE room_nid IN (SELECT room_nid FROM rooms WHERE room_id = $1::text) AND {is_broken}
+"""
+
+SQL_MAKE_PATHS_READABLE: Final[LiteralString] = fill(
+    TEMPLATE_MAKE_PATHS_READABLE, is_broken=PART_IS_BROKEN
+)
 
 SQL_CURRENT_GROUP: Final[LiteralString] = """
 SELECT current_state_group
@@ -168,6 +182,7 @@ async def complete(
 class RebuildInput:
     """A room and its damage, as of one moment.
 
+    ``is_renamed``: accepted events may have other ids than their bytes; else only rejected ones.
     ``wrong_groups``: state groups that are unreadable or contradict their columns.
     """
 
@@ -217,12 +232,21 @@ class Rebuilder:
 
         Raise `UnknownRoom`. Raise `StorageCorrupt`, and change nothing, if the input is unreadable.
         """
+        async with self._database.connection() as conn:
+            await conn.execute(SQL_MAKE_PATHS_READABLE, room_id)
+        are_compared = False
         for attempt in range(1, ATTEMPTS + 1):
+            entered = await self._input(room_id)
+            entered = replace(entered, is_renamed=entered.is_renamed or are_compared)
             try:
-                return await self._attempt(await self._input(room_id), None, report)
+                return await self._attempt(entered, None, report)
             except DatabaseConflict:
                 if attempt == ATTEMPTS:
                     raise
+            except StorageCorrupt:
+                if entered.is_renamed:
+                    raise
+                are_compared = True  # ids with bytes: wrong ids are rare, and that takes time
         raise StorageCorrupt("a rebuild neither ended nor failed", room_id=room_id)
 
     async def complete(self, room_id: str, state: Sequence[EventId]) -> bool:

@@ -85,9 +85,27 @@ DAMAGES = {
     ),
     "event id": Damage(
         f"UPDATE events SET event_id = '$x' WHERE event_nid = {ONE_MESSAGE}",
-        {"bytes", "columns"},
+        {"event_ids", "columns"},
+        mended=True,
+    ),
+    "event id of another event": Damage(
+        f"UPDATE events SET event_id = (SELECT event_id FROM events WHERE event_nid = {ONE_TOPIC}) "
+        f"WHERE event_nid = {ONE_MESSAGE}",
+        {"event_ids", "doubled_events", "columns"},
+        mended=True,
+    ),
+    "event ids exchanged": Damage(
+        f"WITH pair AS (SELECT {ONE_MESSAGE} AS one, {ONE_TOPIC} AS other) "
+        "UPDATE events e SET event_id = o.event_id FROM pair JOIN events o "
+        "ON o.event_nid IN (one, other) WHERE e.event_nid = one + other - o.event_nid",
+        {"event_ids", "columns", "auth_chains"},
+        mended=True,
+    ),
+    "bytes of power levels": Damage(
+        f"UPDATE events SET json = {FLIPPED_BIT} WHERE event_nid = "
+        "(SELECT min(event_nid) FROM events WHERE type_nid = 3)",
+        {"bytes"},
         mended=False,
-        stays=frozenset({"columns"}),
     ),
     "sender": Damage(
         f"UPDATE events SET sender_nid = sender_nid + 1 WHERE event_nid = {ONE_MESSAGE}",
@@ -176,6 +194,12 @@ DAMAGES = {
         "WHERE state_group = "
         "(SELECT max(state_group) FROM state_groups WHERE octet_length(path) > 1)",
         {"state_groups", "state_after"},
+        mended=True,
+    ),
+    "path that cannot be read": Damage(
+        "UPDATE state_groups SET path = '\\x05' WHERE state_group = "
+        "(SELECT max(state_group) FROM state_groups WHERE octet_length(path) > 1)",
+        {"state_paths"},
         mended=True,
     ),
     "members not apart": Damage(
@@ -455,8 +479,8 @@ DAMAGES = {
 }
 
 
-REFUSED = {"event id"}
-"""Others name the event by its id, so its bytes are needed: they are restored from a backup."""
+REFUSED = {"bytes of power levels"}
+"""They decide about other events, so the bytes are needed: they are restored from a backup."""
 
 
 @pytest.fixture(scope="module")

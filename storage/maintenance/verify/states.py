@@ -5,7 +5,7 @@ from typing import Final, LiteralString, NamedTuple
 
 from storage.database.columns import OWN_ENTRIES, PREV_NIDS
 from storage.database.connection import Connection
-from storage.database.placeholders import compose
+from storage.database.placeholders import compose, fill
 from storage.maintenance.room_states import following
 from storage.maintenance.verify.auth_graph import read_auth_graph
 from storage.maintenance.verify.auth_results import Resolver
@@ -294,17 +294,22 @@ WHERE g.state_group = ANY($1::bigint[])
 
 
 # the first byte has the width of a difference, 1 to 4, and a bit: there is at least one
-SQL_BROKEN_PATHS: Final[LiteralString] = """
-SELECT state_group, encode(path, 'hex') AS path
-FROM state_groups
-WHERE room_nid = $1::int AND path IS NOT NULL
-    AND CASE
+PART_IS_BROKEN: Final[LiteralString] = """
+path IS NOT NULL AND CASE
         WHEN octet_length(path) = 0 OR get_byte(path, 0) & 7 NOT BETWEEN 1 AND 4 THEN true
         WHEN get_byte(path, 0) > 4 AND octet_length(path) = 1 THEN true
         ELSE (octet_length(path) - 1) % (get_byte(path, 0) & 7) <> 0
     END
+"""
+
+TEMPLATE_BROKEN_PATHS: Final[LiteralString] = """
+SELECT state_group, encode(path, 'hex') AS path
+FROM state_groups
+WHERE room_nid = $1::int AND {is_broken}
 ORDER BY state_group
 """
+
+SQL_BROKEN_PATHS: Final[LiteralString] = fill(TEMPLATE_BROKEN_PATHS, is_broken=PART_IS_BROKEN)
 
 
 class BrokenPathRow(NamedTuple):
