@@ -74,7 +74,7 @@ class RoomReplan(RoomPlanner):
         self._room = room
         self._given = given
         self._states = RoomStates()
-        self._correct_ids: dict[int, str] = {}
+        self.correct_ids: dict[int, str] = {}
         """The ids of events that are stored under another id than their bytes have."""
         self._outliers: set[int] = set()
         self.has_foreign: bool = False
@@ -101,10 +101,10 @@ class RoomReplan(RoomPlanner):
         self._are_ids_compared = is_renamed
         async with self._live.connection() as reader:
             async for nid, event_id in misnamed(reader, self._room, every=is_renamed):
-                self._correct_ids[nid] = event_id
-            async for nid in doubled(reader, self._room, self._correct_ids):
+                self.correct_ids[nid] = event_id
+            async for nid in doubled(reader, self._room, self.correct_ids):
                 self.doubled.add(nid)
-            for nid, event_id in self._correct_ids.items():
+            for nid, event_id in self.correct_ids.items():
                 [stored] = await self._stored(reader, [event_id]) or [nid]
                 if self._nids.setdefault(event_id, stored) != nid:
                     self.doubled.add(nid)
@@ -117,7 +117,7 @@ class RoomReplan(RoomPlanner):
             if row.is_held
             and row.room_nid == self._room.room_nid
             and row.event_nid not in self.doubled
-            and row.event_nid not in self._correct_ids
+            and row.event_nid not in self.correct_ids
         ]
 
     async def take(
@@ -140,18 +140,20 @@ class RoomReplan(RoomPlanner):
 
     async def _line(self, reader: Connection, row: ArrivalRow, origin: Origin | None) -> SlimEvent:
         try:
-            event = row.read(self._room, self._correct_ids.get(row.event_nid))
+            event = row.read(self._room, self.correct_ids.get(row.event_nid))
         except StorageCorrupt as error:
-            own = id_of_bytes(row.json, self._room.room_id, self._room.room_version)
-            if own is not None and not self._are_ids_compared:
+            if self._id_of_bytes(row) is not None and not self._are_ids_compared:
                 raise
             event = await stand_in(reader, self._room, row, error)
             self.unreadable[row.event_nid] = error
         self._nids[event.event_id] = row.event_nid
-        if event.event_id != row.event_id:
+        if event.event_id != row.event_id and event.event_id != self._id_of_bytes(row):
             self.renamed[row.event_nid] = event.raw
         given = None if origin == "outlier" else self._given.get(event.event_id)
         return row.line(event, origin, given)
+
+    def _id_of_bytes(self, row: ArrivalRow) -> str | None:
+        return id_of_bytes(row.json, self._room.room_id, self._room.room_version)
 
     async def readmit(self, event_nid: int) -> None:
         """Plan the readmission of an event that is written and refused."""
@@ -187,7 +189,7 @@ class RoomReplan(RoomPlanner):
             if (
                 row.room_nid == self._room.room_nid
                 and row.event_nid not in self.doubled
-                and row.event_nid not in self._correct_ids
+                and row.event_nid not in self.correct_ids
             ):
                 self._nids.setdefault(row.event_id, row.event_nid)
         foreign = {
@@ -195,7 +197,7 @@ class RoomReplan(RoomPlanner):
             for row in rows
             if row.is_held
             and row.room_nid != self._room.room_nid
-            and row.event_id not in self._correct_ids.values()
+            and row.event_id not in self.correct_ids.values()
         }
         if foreign:
             self.has_foreign = True
@@ -245,7 +247,7 @@ class RoomReplan(RoomPlanner):
         async with self._live.connection() as reader:
             [row] = await arrivals(reader, [self._nids[event.event_id]])
             state = await state_given(reader, self._states, row)
-        return tuple(EventId(self._correct_ids.get(nid, one)) for nid, one in state)
+        return tuple(EventId(self.correct_ids.get(nid, one)) for nid, one in state)
 
     async def _early(self, event_ids: Iterable[str]) -> None:
         """Plan events as outliers, after the events that they need in turn."""

@@ -2,11 +2,11 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Final, LiteralString, NamedTuple, Self
+from typing import Final, LiteralString, NamedTuple, Self, TypeVar
 
 from storage.config import Config
 from storage.database.archived_bytes import MAINTENANCE_MS
@@ -14,7 +14,7 @@ from storage.database.connection import Connection, Database
 from storage.database.names import InternedNames
 from storage.database.placeholders import fill
 from storage.database.pool import begun
-from storage.errors import DatabaseConflict, StorageCorrupt
+from storage.errors import ConstraintViolated, DatabaseConflict, StorageCorrupt
 from storage.ids import EventId
 from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.totals import event_total
@@ -47,6 +47,8 @@ from storage.rebuild.shared import repair_positions
 from storage.rebuild.swap import Differences, swap
 from storage.streams.invalidate_caches import register_writer
 from storage.streams.stream_writer import Author
+
+T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -157,7 +159,7 @@ async def repair(
                 indexes_compared=True,
                 report=lambda one: counted.within(one.share),
             )
-        except StorageCorrupt as error:  # its findings stay, and other rooms are repaired
+        except (StorageCorrupt, ConstraintViolated) as error:  # other rooms are repaired
             logger.warning("a room is not repaired: %s", error, extra={"room_id": room_id})
         counted.add()
     return rooms
@@ -232,6 +234,27 @@ class Rebuilder:
 
         Raise `UnknownRoom`. Raise `StorageCorrupt`, and change nothing, if the input is unreadable.
         """
+
+        async def work(entered: RebuildInput) -> Rebuilt:
+            return await self._attempt(entered, None, report)
+
+        return await self._until_done(room_id, work)
+
+    async def complete(self, room_id: str, state: Sequence[EventId]) -> bool:
+        """Plan a partial room again, with the whole state before its join (`complete`)."""
+
+        async def work(entered: RebuildInput) -> bool:
+            if entered.mark is None:
+                return False
+            async with self._database.connection() as reader:
+                completion = await completion_of(reader, entered.room.room_nid, entered.mark, state)
+            await self._attempt(entered, completion, silent)
+            return True
+
+        return await self._until_done(room_id, work)
+
+    async def _until_done(self, room_id: str, work: Callable[[RebuildInput], Awaitable[T]]) -> T:
+        """Attempt work on a room until no other session disturbs it."""
         async with self._database.connection() as conn:
             await conn.execute(SQL_MAKE_PATHS_READABLE, room_id)
         are_compared = False
@@ -239,34 +262,15 @@ class Rebuilder:
             entered = await self._input(room_id)
             entered = replace(entered, is_renamed=entered.is_renamed or are_compared)
             try:
-                return await self._attempt(entered, None, report)
+                return await work(entered)
             except DatabaseConflict:
                 if attempt == ATTEMPTS:
                     raise
             except StorageCorrupt:
                 if entered.is_renamed:
                     raise
-                are_compared = True  # ids with bytes: wrong ids are rare, and that takes time
+                are_compared = True  # the id of each event with its bytes, which takes time
         raise StorageCorrupt("a rebuild neither ended nor failed", room_id=room_id)
-
-    async def complete(self, room_id: str, state: Sequence[EventId]) -> bool:
-        """Plan a partial room again, with the whole state before its join (`complete`)."""
-        for attempt in range(1, ATTEMPTS + 1):
-            entered = await self._input(room_id)
-            if entered.mark is None:
-                return False
-            try:
-                async with self._database.connection() as reader:
-                    completion = await completion_of(
-                        reader, entered.room.room_nid, entered.mark, state
-                    )
-                await self._attempt(entered, completion, silent)
-            except DatabaseConflict:
-                if attempt == ATTEMPTS:
-                    raise
-            else:
-                return True
-        raise StorageCorrupt("a completion neither ended nor failed", room_id=room_id)
 
     async def _attempt(
         self, entered: RebuildInput, completion: Completion | None, report: Report

@@ -703,8 +703,9 @@ async def _keep_columns(conn: Connection, differences: Differences) -> None:
     """
     replay, shadow_nid = differences.replay, differences.shadow_nid
     await conn.execute(SQL_KEEP_REDACTED, differences.live.room_nid, shadow_nid)
+    if replay.correct_ids:
+        await conn.execute(SQL_FREE_IDS, list(replay.correct_ids))
     if replay.renamed:
-        await conn.execute(SQL_FREE_IDS, list(replay.renamed))
         await conn.execute(SQL_SET_BYTES, list(replay.renamed))
     if replay.kept_edges:
         await conn.execute(SQL_KEEP_EDGES, list(replay.kept_edges))

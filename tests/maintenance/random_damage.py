@@ -92,6 +92,19 @@ EXPLAINED: Final = {
 }
 """Columns, or whole rows, of which some damage changes no answer or cannot be known, and why."""
 
+KEPT: Final = {
+    "events.*": "the bytes of the deleted event are lost",
+    "events.encoding": "whether bytes are censored; received ones that fit their hash are not",
+    "events.event_nid": "an exchange, where an event came before its parents",
+    "events.json": "bytes",
+    "events.room_nid": "the bytes are read by it",
+    "events.writer_nid": "an unknown writer: follows from nothing else",
+    "rooms.*": "the room of the events: only this row names it",
+    "rooms.room_id": "the bytes are read by it",
+    "rooms.room_nid": "the room of the events",
+}
+"""Columns, or whole rows, of which some damage is found and not mended, and why."""
+
 SQL_COLUMNS: Final = """
 SELECT c.relname::text AS table_name, a.attname::text AS name,
     format_type(a.atttypid, NULL) AS type, a.attnotnull AS is_needed,

@@ -591,3 +591,24 @@ async def test_events_of_no_room_stay_and_say_what_to_do(database: Database) -> 
     await repair(database, found, server_name=SERVER)
     async with database.connection() as conn:
         assert await conn.fetchval("SELECT count(*) FROM current_state") == count
+
+
+async def test_a_room_that_cannot_be_rebuilt_leaves_the_others_to_be_repaired(
+    database: Database, dsn: str, room: RoomBuilder
+) -> None:
+    """An event has the number of another room: neither has all of its events."""
+    others = [build_room(LIVELY, 20, seed=seed, sign=False) for seed in (12, 13)]
+    async with storage.open(dsn, server_name=SERVER) as store:
+        for other in others:
+            await store.append(other.pdus)
+    async with database.connection() as conn:
+        await conn.execute(
+            "UPDATE events SET room_nid = "
+            "(SELECT room_nid FROM rooms ORDER BY room_nid LIMIT 1 OFFSET 1) WHERE event_nid = "
+            "(SELECT event_nid FROM events WHERE room_nid = (SELECT min(room_nid) FROM rooms) "
+            "AND membership = 5 ORDER BY event_nid LIMIT 1 OFFSET 3)"
+        )
+        await conn.execute("DELETE FROM current_state")
+    await repair(database, await findings(database), server_name=SERVER)
+    left = await findings(database)
+    assert {finding.room_id for finding in left} <= {room.room_id, others[0].room_id}

@@ -52,7 +52,11 @@ OF_ALL_ROOMS = {
 }
 """Checks of what rooms share: a rebuild of rooms leaves that as it is."""
 
-IN_ROOMS = sorted(name for name, damage in DAMAGES.items() if not damage.found <= OF_ALL_ROOMS)
+IN_ROOMS = sorted(
+    name
+    for name, damage in DAMAGES.items()
+    if not damage.found <= OF_ALL_ROOMS and "names" not in damage.found
+)
 SOME = sorted({frozenset(DAMAGES[name].found): name for name in IN_ROOMS}.values())
 """One for each check that finds it; with STORAGE_EXAMPLES=30 or more all of them."""
 
