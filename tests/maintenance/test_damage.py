@@ -141,6 +141,7 @@ DAMAGES = {
         {"reordered_events", "rooms"},
         mended=True,
     ),
+    "moves below zero": Damage("UPDATE rooms SET moves = -1", {"rooms"}, mended=True),
     "latest order": Damage("UPDATE rooms SET max_topological_ordering = 1", {"rooms"}, mended=True),
     "gap lost": Damage("DELETE FROM missing_events", {"missing_events", "columns"}, mended=True),
     "gap without a child": Damage(

@@ -34,9 +34,14 @@ from tests.postgres import with_database
 DAMAGES: Final = int(os.environ.get("STORAGE_DAMAGES", "40"))
 SEED: Final = int(os.environ.get("STORAGE_SEED", "1"))
 
+GIVEN: Final = "the state before an event"
+"""The beginning of a refusal: a caller gave that state, and nothing else says it."""
+
 
 @pytest.mark.timeout(0)
-async def test_random_damage_is_mended(dsn: str, server_dsn: str) -> None:
+async def test_random_damage_is_mended(
+    dsn: str, server_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The tables are those of before; but for flags that nothing else says."""
     await fill(dsn)
     rng = Random(SEED)
@@ -54,7 +59,9 @@ async def test_random_damage_is_mended(dsn: str, server_dsn: str) -> None:
                 done = await damage(conn._driver, kind, known, rng)
             if done is None:
                 continue
+            caplog.clear()
             left = await repaired(database)
+            is_given = any(GIVEN in record.getMessage() for record in caplog.records)
             if not left and await logical_tables(database) != sound:
                 left = [] if kind.place in EXPLAINED else ["other rows than before"]
         name = f"{kind.place} {kind.way}"
@@ -63,7 +70,7 @@ async def test_random_damage_is_mended(dsn: str, server_dsn: str) -> None:
         if left:
             sys.stdout.write(f"not mended: {done[:300]}\n")
             sys.stdout.writelines(f"    {one[:300]}\n" for one in left[:20])
-        if left and kind.place not in KEPT:
+        if left and kind.place not in KEPT and not is_given:
             missed.append(done)
         if made.total() == DAMAGES:
             break
