@@ -53,6 +53,7 @@ soak: .venv/.dev ## run the long tests, too, then MINUTES= of kills and restarts
 	STORAGE_EXAMPLES=500 $(BIN)/python -m pytest -n 2 tests/federation/test_partial_random.py tests/federation/test_partial_kills.py
 	STORAGE_PLAN_EVENTS=1000000 STORAGE_PLAN_STATES=all $(BIN)/python -m pytest --timeout 0 tests/plans tests/queries/test_large_plans.py
 	STORAGE_DAMAGES=5000 $(BIN)/python -m pytest -s --timeout 0 tests/maintenance/test_random_damage.py
+	STORAGE_DAMAGES=1000 $(BIN)/python -m pytest -s --timeout 0 tests/maintenance/test_random_repair.py
 	STORAGE_EXAMPLES=50 $(BIN)/python -m pytest tests/federation/test_busy_kills.py
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),30)
 

@@ -1,6 +1,5 @@
 """`room-storage verify`: recompute derived data, report every difference, and repair it."""
 
-import logging
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -16,15 +15,12 @@ from storage.cli.common import (
 from storage.cli.interrupt import AGAIN, UNCHANGED
 from storage.cli.output import ExitCode, amount, print_json, print_rows
 from storage.database.connection import Database
-from storage.errors import StorageCorrupt
 from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.verify import Finding, verify
 from storage.maintenance.verify.run import verify_database
-from storage.observability.counters import Counted, Report
-from storage.rebuild import rebuild, repair_positions
-
-logger: logging.Logger = logging.getLogger(__name__)
+from storage.observability.counters import Report
+from storage.rebuild import repair
 
 REPAIRED = f"repaired rooms stay repaired; {AGAIN}"
 
@@ -132,29 +128,8 @@ async def _repaired(
     Raise `StorageCorrupt` where an index is corrupt.
     """
     await refuse_corrupt_indexes(database, "a repair", report=show)
-    rooms = list(
-        dict.fromkeys(
-            finding.room_id
-            for finding in findings
-            if finding.repairable and finding.room_id is not None
-        )
-    )
-    counted = Counted(show, "repair", len(rooms), "rooms")
-    for room_id in rooms:
-        try:
-            await rebuild(
-                database,
-                room_id,
-                server_name=server_name,
-                indexes_compared=True,
-                report=lambda one: counted.within(one.share),
-            )
-        except StorageCorrupt as error:  # its findings stay, and other rooms are repaired
-            logger.warning("a room is not repaired: %s", error, extra={"room_id": room_id})
-        counted.add()
+    rooms = await repair(database, findings, server_name=server_name, report=show)
     shared = any(finding.repairable and finding.room_id is None for finding in findings)
-    if shared:
-        await repair_positions(database, indexes_compared=True)
     left = {
         finding
         async for finding in verify(database, server_name=server_name, room_ids=rooms, report=show)

@@ -104,15 +104,17 @@ def encode(raw: bytes, event_id: str, room_id: str, dictionary: Dictionary) -> b
     ))  # fmt: skip
 
 
-def decode(dictionary: Dictionary, stored: bytes, event_id: str, room_id: str) -> bytes:
+def decode(dictionary: Dictionary, stored: bytes, event_id: str | None, room_id: str) -> bytes:
     """Return the bytes; raise ValueError or ZstdError if they are not those that were encoded.
+
+    ``event_id`` None: they are not compared with their checksum.
 
     Raise IndexError if so few are stored that they cannot be an event.
     """
     end = frame_at(stored)
     text = decompressed(stored[end:], dictionary)
     raw = _assembled(stored[BODY:_START], stored[_START:end], text, room_id)
-    if checksum(raw, event_id) != stored[HEADER_BYTES:BODY]:
+    if event_id is not None and checksum(raw, event_id) != stored[HEADER_BYTES:BODY]:
         raise ValueError("the checksum of the bytes is wrong")
     return raw
 

@@ -33,10 +33,13 @@ def encode(raw: bytes, event_id: str, dictionary: Dictionary) -> bytes:
     return b"".join((FORMAT, dictionary.key, checksum(raw, event_id), dictionary.compress(raw)))
 
 
-def decode(dictionary: Dictionary, stored: bytes, event_id: str, _room_id: str) -> bytes:
-    """Return the bytes; raise ValueError or ZstdError if they are not those that were encoded."""
+def decode(dictionary: Dictionary, stored: bytes, event_id: str | None, _room_id: str) -> bytes:
+    """Return the bytes; raise ValueError or ZstdError if they are not those that were encoded.
+
+    ``event_id`` None: they are not compared with their checksum.
+    """
     raw = decompressed(stored[BODY:], dictionary)
-    if checksum(raw, event_id) != stored[HEADER_BYTES:BODY]:
+    if event_id is not None and checksum(raw, event_id) != stored[HEADER_BYTES:BODY]:
         raise ValueError("the checksum of the bytes is wrong")
     return raw
 

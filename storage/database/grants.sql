@@ -60,9 +60,9 @@ BEGIN
             ('deployment',
                 'SELECT, INSERT, UPDATE (server_name, incarnation)',
                 'SELECT, UPDATE (incarnation)'),
-            ('principals', 'SELECT, INSERT', 'SELECT, INSERT'),
-            ('event_types', 'SELECT, INSERT', 'SELECT, INSERT'),
-            ('state_keys', 'SELECT, INSERT', 'SELECT, INSERT'),
+            ('principals', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE'),
+            ('event_types', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE'),
+            ('state_keys', 'SELECT, INSERT', 'SELECT, INSERT, UPDATE'),
             ('rooms',
                 'SELECT, INSERT, UPDATE (write_version, next_audience, current_state_group, '
                 'last_stream_ordering, max_topological_ordering, '

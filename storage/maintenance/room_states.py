@@ -77,6 +77,10 @@ class RoomStates:
                 self._build(state_group)
         return {group: self._groups[group] for group in wanted if group in self._groups}
 
+    def is_of_room(self, group: Group, room_nid: int) -> bool:
+        """Return whether a group of the last `load` and all groups on its path are of this room."""
+        return all(self._rows[step.state_group].room_nid == room_nid for step in group.steps)
+
     def forget(self) -> None:
         """Read everything again from now on."""
         self.__init__()  # type: ignore[misc]  # reset every field

@@ -24,7 +24,7 @@ from storage.config import Config
 from storage.database.archived_bytes import MAINTENANCE_MS
 from storage.database.arrow_results import arrow_snapshot
 from storage.database.connection import Database
-from storage.errors import PartialState, StorageCorrupt, UnknownRoom
+from storage.errors import ConstraintViolated, StorageCorrupt, UnknownRoom
 from storage.maintenance.indexes import IndexMismatch, index_mismatches, refuse_corrupt_indexes
 from storage.maintenance.local_server import local_server_name
 from storage.maintenance.verify import Finding, verify_database, verify_room
@@ -337,6 +337,6 @@ async def _rebuilt_all(
 async def _error_of(rebuilder: Rebuilder, room_id: str) -> str | None:
     try:
         await rebuilder.rebuild(room_id)
-    except (StorageCorrupt, PartialState) as error:
+    except (StorageCorrupt, ConstraintViolated) as error:
         return str(error)
     return None

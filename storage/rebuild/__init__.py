@@ -16,9 +16,9 @@ replan           plan a room again, under the nids that it has
 match            which of the new states the room has already
 swap             move the differences from the shadow tables into the live ones
 client_positions positions and changes that clients know: they stay, and get what they lack
-run              the order of these: `Rebuilder`, `rebuild`
+run              the order of these: `Rebuilder`, `rebuild`; `repair` does so with all findings
 completion       the same for a partial room, on the whole state before its join
-shared           sequences and positions, which all rooms share
+shared           known names, sequences and positions, which all rooms share; rows of no room
 
 Writers wait only for the swap. Readers see the room before or after it, because it is one
 transaction. A rebuild that ends early ends its session, and drops the shadow tables: nothing
@@ -26,7 +26,7 @@ changes. Nothing here needs Spark: `storage.pipeline` deals rooms out to tasks t
 `Rebuilder`.
 """
 
-from storage.rebuild.run import Rebuilder, Rebuilt, complete, rebuild
+from storage.rebuild.run import Rebuilder, Rebuilt, complete, rebuild, repair
 from storage.rebuild.shared import repair_positions
 
-__all__ = ["Rebuilder", "Rebuilt", "complete", "rebuild", "repair_positions"]
+__all__ = ["Rebuilder", "Rebuilt", "complete", "rebuild", "repair", "repair_positions"]

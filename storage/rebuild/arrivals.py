@@ -5,7 +5,7 @@ lack the state before an event that came before its parents, which a caller gave
 the stored states, if they are readable.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.codec import StoredBytes, decode
@@ -19,7 +19,7 @@ from storage.event.model import make_event
 from storage.ids import EventId, RoomId
 from storage.maintenance.room_states import PART_ROOM_EVENTS, RoomStates
 from storage.maintenance.verify.event_loader import SQL_EVENT_IDS as SQL_IDS_OF
-from storage.maintenance.verify.event_loader import NidRow, version_of_id
+from storage.maintenance.verify.event_loader import NidRow, id_of_bytes, version_of_id
 from storage.maintenance.verify.graph import doubled_events
 from storage.persist.model.results import Origin
 from storage.rebuild.planner import SlimEvent, slim
@@ -100,15 +100,23 @@ WHERE m.event_id = ANY($1::text[])
     AND NOT EXISTS (SELECT FROM events e WHERE e.event_id = m.event_id)
 """
 
-TEMPLATE_IDS: Final[LiteralString] = """
-SELECT event_nid, event_id, json
+TEMPLATE_NAMED_NIDS: Final[LiteralString] = """
+SELECT event_nid
 FROM {events} AS e
-WHERE event_nid > $2::bigint AND (rejected IS NOT NULL OR $3::boolean)
+WHERE rejected IS NOT NULL OR $2::boolean
 ORDER BY event_nid
-LIMIT 1000
 """
 
-SQL_IDS: Final[LiteralString] = fill(TEMPLATE_IDS, events=PART_ROOM_EVENTS)
+SQL_NAMED_NIDS: Final[LiteralString] = fill(TEMPLATE_NAMED_NIDS, events=PART_ROOM_EVENTS)
+
+SQL_IDS: Final[LiteralString] = """
+SELECT event_nid, event_id, json
+FROM events
+WHERE event_nid = ANY($1::bigint[])
+"""
+
+IDS: Final = 1_000
+"""Events whose bytes are compared with their ids at once."""
 
 SQL_TWINS: Final[LiteralString] = """
 SELECT event_nid
@@ -194,19 +202,27 @@ class ArrivalRow(NamedTuple):
             return "out_of_band"
         return "outlier" if self.outlier else "backfill" if self.backfilled else "live"
 
-    def read(self, room: RebuiltRoom) -> Event:
+    def read(self, room: RebuiltRoom, correct_id: str | None = None) -> Event:
         """Return the event. Raise `StorageCorrupt` if its bytes are not of this id.
 
-        An event that was stored under the id of another room version has its correct id.
+        ``correct_id``: the id of the bytes, where the row has another one.
         """
-        raw = decode(self.json, self.event_id, room.room_id)
+        try:
+            raw = decode(self.json, self.event_id, room.room_id)
+        except StorageCorrupt:
+            if correct_id is None:
+                raise
+            raw = decode(self.json, correct_id, room.room_id)
         try:
             event = parse(raw, room.room_version)
         except InvalidEvent as error:
             raise StorageCorrupt(
                 f"the bytes of an event cannot be read: {error.reason}", event_id=self.event_id
             ) from None
-        if event.event_id != self.event_id and version_of_id(raw, self.event_id) is None:
+        if (
+            event.event_id not in (self.event_id, correct_id)
+            and version_of_id(raw, self.event_id) is None
+        ):
             raise StorageCorrupt(
                 "the bytes of an event are of another one",
                 event_id=self.event_id,
@@ -217,6 +233,15 @@ class ArrivalRow(NamedTuple):
             # fit it any more, and a flag would hide that.
             return load(raw, room.room_version, event.event_id, redacted=self.redacted_form)
         return event
+
+    def _decoded(self, room: RebuiltRoom) -> bytes:
+        try:
+            return decode(self.json, self.event_id, room.room_id)
+        except StorageCorrupt:
+            own = id_of_bytes(self.json, room.room_id, room.room_version)
+            if own is None:
+                raise
+            return decode(self.json, own, room.room_id)
 
     def line(
         self, event: Event, origin: Origin | None, state_before: tuple[EventId, ...] | None
@@ -279,42 +304,62 @@ async def named(conn: Connection, event_ids: Iterable[str]) -> list[NamedRow]:
 async def misnamed(
     conn: Connection, room: RebuiltRoom, *, every: bool
 ) -> AsyncIterator[tuple[int, str]]:
-    """Yield the events that have the id of another room version, each with its correct id.
+    """Yield the events that have another id than their bytes, each with its correct id.
 
-    Only rejected events can have one, unless the room has another version: ``every``.
+    Without ``every``, only rejected events: they can have the id of another room version.
     """
-    last = 0
-    while rows := await conn.fetch(SQL_IDS, room.room_nid, last, every, row=StoredIdRow):
-        for row in rows:
-            raw = _bytes_of(row, room)
-            own = None if raw is None else _own_id(raw, room.room_version)
-            if raw is None or own is None or own == row.event_id:
-                continue
-            if version_of_id(raw, row.event_id) is not None:
+    nids: list[int] = await conn.fetchvals(SQL_NAMED_NIDS, room.room_nid, every)
+    for start in range(0, len(nids), IDS):
+        for row in await conn.fetch(SQL_IDS, nids[start : start + IDS], row=StoredIdRow):
+            own = await _correct_id(conn, row, room)
+            if own is not None and own != row.event_id:
                 yield row.event_nid, own
-        last = rows[-1].event_nid
 
 
-def _bytes_of(row: StoredIdRow, room: RebuiltRoom) -> bytes | None:
+async def _correct_id(conn: Connection, row: StoredIdRow, room: RebuiltRoom) -> str | None:
+    """Return the id of an event by its bytes; None if these are damaged.
+
+    They are, too, if another row has them under their id.
+    """
+    if (own := _readable_id(row, room)) is not None:
+        return own
+    own = id_of_bytes(row.json, room.room_id, room.room_version)
+    others = [one.event_nid for one in await named(conn, [] if own is None else [own])]
+    rows = await conn.fetch(SQL_IDS, others, row=StoredIdRow)
+    return None if own in [_readable_id(other, room) for other in rows] else own
+
+
+def _readable_id(row: StoredIdRow, room: RebuiltRoom) -> str | None:
+    """Return the id of an event that is stored under it, or under that of another room version."""
     try:
-        return decode(row.json, row.event_id, room.room_id)
-    except StorageCorrupt:  # a rebuild then goes by the columns, or fails with the event
+        raw = decode(row.json, row.event_id, room.room_id)
+        own = parse(raw, room.room_version).event_id
+    except (InvalidEvent, StorageCorrupt):
         return None
+    return own if own == row.event_id or version_of_id(raw, row.event_id) is not None else None
 
 
-def _own_id(raw: bytes, version: str) -> str | None:
-    try:
-        return parse(raw, version).event_id
-    except InvalidEvent:
-        return None
+async def doubled(
+    conn: Connection, room: RebuiltRoom, correct_ids: Mapping[int, str]
+) -> AsyncIterator[int]:
+    """Yield the rows of events that are stored several times, without one of each: a readable one.
 
-
-async def doubled(conn: Connection, room_nid: int) -> set[int]:
-    """Return the rows of events that are stored several times, without the first one of each."""
-    found = set[int]()
-    for nids in (await doubled_events(conn, room_nid)).values():
-        found.update((await conn.fetchvals(SQL_TWINS, nids, room_nid))[1:])
-    return found
+    Raise `StorageCorrupt` for a row whose bytes have another id, unless ``correct_ids`` has it: it
+    is no copy.
+    """
+    for nids in (await doubled_events(conn, room.room_nid)).values():
+        twins: list[int] = await conn.fetchvals(SQL_TWINS, nids, room.room_nid)
+        rows = await conn.fetch(
+            SQL_IDS, [nid for nid in twins if nid not in correct_ids], row=StoredIdRow
+        )
+        ids = {row.event_nid: await _correct_id(conn, row, room) for row in rows}
+        for row in rows:
+            if ids[row.event_nid] not in (None, row.event_id) and not _readable_id(row, room):
+                raise StorageCorrupt(
+                    "an event is stored under another id than its own", event_id=row.event_id
+                )
+        for nid in sorted(ids, key=lambda nid: (ids[nid] is None, twins.index(nid)))[1:]:
+            yield nid
 
 
 async def stand_in(

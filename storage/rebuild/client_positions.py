@@ -146,7 +146,7 @@ WHERE m.room_nid = $1::int AND m.moves = i.moves AND m.event_nid = i.event_nid
 SQL_COUNT_MOVES: Final[LiteralString] = """
 UPDATE rooms
 SET moves = GREATEST(moves,
-    (SELECT max(m.moves) FROM reordered_events m WHERE m.room_nid = $1::int))
+    (SELECT COALESCE(max(m.moves), 0) FROM reordered_events m WHERE m.room_nid = $1::int))
 WHERE room_nid = $1::int
 """
 

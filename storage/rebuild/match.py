@@ -2,7 +2,7 @@
 
 The states before and after an event have a state group among the shadow tables, and one among the
 live ones. The two are equal if they have the same entries, and if the live group and each group on
-its path are sound.
+its path are sound, and of this room.
 """
 
 from collections import defaultdict
@@ -29,8 +29,9 @@ class Matching:
     ``wrong``: live groups with corrupt rows.
     """
 
-    def __init__(self, wrong: frozenset[int]) -> None:
+    def __init__(self, room_nid: int, wrong: frozenset[int]) -> None:
         self.wrong = wrong
+        self._room_nid = room_nid
         self.same: dict[int, int] = {}
         self._left: dict[int, Size] = {}
         self._states = RoomStates()
@@ -66,8 +67,10 @@ class Matching:
         for planned_group, candidates in wanted.items():
             for live in sorted(candidates & groups.keys()):
                 group = groups[live]
-                sound = self.wrong.isdisjoint(step.state_group for step in group.steps)
-                if sound and self._left[planned_group] == (group.digest, len(group.entries)):
+                is_sound = self.wrong.isdisjoint(
+                    step.state_group for step in group.steps
+                ) and self._states.is_of_room(group, self._room_nid)
+                if is_sound and self._left[planned_group] == (group.digest, len(group.entries)):
                     self.same[planned_group] = live
                     del self._left[planned_group]
                     break

@@ -16,6 +16,7 @@ from storage.errors import StorageCorrupt
 from storage.event import Event
 from storage.ids import EventId, RoomId
 from storage.maintenance.room_states import RoomStates
+from storage.maintenance.verify.event_loader import id_of_bytes
 from storage.persist.model.caches import NidBlocks
 from storage.persist.model.change_set import ChangeSet
 from storage.persist.model.incoming import IncomingEvent, Readmission
@@ -73,12 +74,13 @@ class RoomReplan(RoomPlanner):
         self._room = room
         self._given = given
         self._states = RoomStates()
-        self._correct_ids: dict[int, str] = {}
-        """The ids of events that are stored under the id of another room version."""
+        self.correct_ids: dict[int, str] = {}
+        """The ids of events that are stored under another id than their bytes have."""
         self._outliers: set[int] = set()
         self.has_foreign: bool = False
         """Whether the shadow tables have events of other rooms."""
         self._is_early = False
+        self._are_ids_compared = False
         self.arrived: dict[int, ArrivalRow] = {}
         """Since the last write, without bytes."""
         self.doubled: set[int] = set()
@@ -92,18 +94,20 @@ class RoomReplan(RoomPlanner):
         super().__init__(shadow.conn, database, names, NidBlocks(), server_name)
 
     async def prepare(self, *, is_renamed: bool) -> None:
-        """Find doubled events, and events under the id of another room version.
+        """Find doubled events, and events under another id than their bytes have.
 
-        ``is_renamed``: the room was stored under another version.
+        ``is_renamed``: accepted events can have one, too. Raise `StorageCorrupt` if one has.
         """
+        self._are_ids_compared = is_renamed
         async with self._live.connection() as reader:
-            self.doubled |= await doubled(reader, self._room.room_nid)
             async for nid, event_id in misnamed(reader, self._room, every=is_renamed):
-                [own] = await self._stored(reader, [event_id]) or [nid]
-                if own != nid:
+                self.correct_ids[nid] = event_id
+            async for nid in doubled(reader, self._room, self.correct_ids):
+                self.doubled.add(nid)
+            for nid, event_id in self.correct_ids.items():
+                [stored] = await self._stored(reader, [event_id]) or [nid]
+                if self._nids.setdefault(event_id, stored) != nid:
                     self.doubled.add(nid)
-                self._nids[event_id] = own
-                self._correct_ids[nid] = event_id
 
     async def _stored(self, reader: Connection, event_ids: Iterable[str]) -> list[int]:
         """Return the nids of those of these events that are stored in this room."""
@@ -113,6 +117,7 @@ class RoomReplan(RoomPlanner):
             if row.is_held
             and row.room_nid == self._room.room_nid
             and row.event_nid not in self.doubled
+            and row.event_nid not in self.correct_ids
         ]
 
     async def take(
@@ -135,15 +140,20 @@ class RoomReplan(RoomPlanner):
 
     async def _line(self, reader: Connection, row: ArrivalRow, origin: Origin | None) -> SlimEvent:
         try:
-            event = row.read(self._room)
+            event = row.read(self._room, self.correct_ids.get(row.event_nid))
         except StorageCorrupt as error:
+            if self._id_of_bytes(row) is not None and not self._are_ids_compared:
+                raise
             event = await stand_in(reader, self._room, row, error)
             self.unreadable[row.event_nid] = error
         self._nids[event.event_id] = row.event_nid
-        if event.event_id != row.event_id:
+        if event.event_id != row.event_id and event.event_id != self._id_of_bytes(row):
             self.renamed[row.event_nid] = event.raw
         given = None if origin == "outlier" else self._given.get(event.event_id)
         return row.line(event, origin, given)
+
+    def _id_of_bytes(self, row: ArrivalRow) -> str | None:
+        return id_of_bytes(row.json, self._room.room_id, self._room.room_version)
 
     async def readmit(self, event_nid: int) -> None:
         """Plan the readmission of an event that is written and refused."""
@@ -176,10 +186,18 @@ class RoomReplan(RoomPlanner):
         """Return events of other rooms; learn the nids of the others."""
         rows = await named(conn, event_ids) if event_ids else []
         for row in rows:
-            if row.room_nid == self._room.room_nid and row.event_nid not in self.doubled:
+            if (
+                row.room_nid == self._room.room_nid
+                and row.event_nid not in self.doubled
+                and row.event_nid not in self.correct_ids
+            ):
                 self._nids.setdefault(row.event_id, row.event_nid)
         foreign = {
-            row.event_id for row in rows if row.is_held and row.room_nid != self._room.room_nid
+            row.event_id
+            for row in rows
+            if row.is_held
+            and row.room_nid != self._room.room_nid
+            and row.event_id not in self.correct_ids.values()
         }
         if foreign:
             self.has_foreign = True
@@ -229,7 +247,7 @@ class RoomReplan(RoomPlanner):
         async with self._live.connection() as reader:
             [row] = await arrivals(reader, [self._nids[event.event_id]])
             state = await state_given(reader, self._states, row)
-        return tuple(EventId(self._correct_ids.get(nid, one)) for nid, one in state)
+        return tuple(EventId(self.correct_ids.get(nid, one)) for nid, one in state)
 
     async def _early(self, event_ids: Iterable[str]) -> None:
         """Plan events as outliers, after the events that they need in turn."""

@@ -1,11 +1,12 @@
 """Rebuild rooms, one after the other, in one session; or complete the state of a partial room."""
 
+import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Final, LiteralString, NamedTuple, Self
+from typing import Final, LiteralString, NamedTuple, Self, TypeVar
 
 from storage.config import Config
 from storage.database.archived_bytes import MAINTENANCE_MS
@@ -13,15 +14,15 @@ from storage.database.connection import Connection, Database
 from storage.database.names import InternedNames
 from storage.database.placeholders import fill
 from storage.database.pool import begun
-from storage.errors import DatabaseConflict, StorageCorrupt
+from storage.errors import ConstraintViolated, DatabaseConflict, StorageCorrupt
 from storage.ids import EventId
 from storage.maintenance.indexes import refuse_corrupt_indexes
 from storage.maintenance.room_states import PART_ROOM_EVENTS
 from storage.maintenance.totals import event_total
 from storage.maintenance.verify.current import check_deltas
-from storage.maintenance.verify.event_loader import VerifiedRoom, read_room
+from storage.maintenance.verify.event_loader import Finding, VerifiedRoom, read_room
 from storage.maintenance.verify.row_rules import check_row_rules
-from storage.maintenance.verify.states import check_groups
+from storage.maintenance.verify.states import PART_IS_BROKEN, check_groups
 from storage.observability.counters import Counted, Report, silent
 from storage.persist.room_lock import lock_room
 from storage.rebuild.arrivals import (
@@ -44,9 +45,14 @@ from storage.rebuild.match import Matching
 from storage.rebuild.planner import NAMES_REMEMBERED, PlannedRoom, write_planned
 from storage.rebuild.replan import CHUNK, RoomReplan
 from storage.rebuild.shadow_tables import ShadowTables
+from storage.rebuild.shared import repair_positions
 from storage.rebuild.swap import Differences, swap
 from storage.streams.invalidate_caches import register_writer
 from storage.streams.stream_writer import Author
+
+T = TypeVar("T")
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 SQL_ROOM_NID: Final[LiteralString] = """
 SELECT room_nid
@@ -63,6 +69,19 @@ WHERE room_id = $1::text
 # --------------------------------------------------------------------------------------------------
 # Rows that break a rule (storage/maintenance/verify/row_rules.py), so that planning can read them.
 # Their values may be wrong afterwards: the swap replaces those.
+
+# A path of another form stops each statement that reads it. This one can be read: it leads to no
+# group, so the state stays unreadable.
+TEMPLATE_MAKE_PATHS_READABLE: Final[LiteralString] = """
+UPDATE state_groups
+SET path = NULL,
+    back = '{-2147483647, 0}'
+WHERE room_nid IN (SELECT room_nid FROM rooms WHERE room_id = $1::text) AND {is_broken}
+"""
+
+SQL_MAKE_PATHS_READABLE: Final[LiteralString] = fill(
+    TEMPLATE_MAKE_PATHS_READABLE, is_broken=PART_IS_BROKEN
+)
 
 SQL_REGULAR_EVENTS: Final[LiteralString] = fill(
     """
@@ -151,6 +170,34 @@ async def rebuild(
         return await Rebuilder(database, shadow, server_name).rebuild(room_id, report=report)
 
 
+async def repair(
+    database: Database, findings: Iterable[Finding], *, server_name: str, report: Report = silent
+) -> list[str]:
+    """Repair what all rooms share, then each room that has repairable findings; return these rooms.
+
+    Known names and numbers come first: a rebuild needs them. A room that cannot be rebuilt stays as
+    it is, with a warning. The caller has called `refuse_corrupt_indexes`.
+    """
+    wanted = dict.fromkeys(one.room_id for one in findings if one.repairable)
+    if None in wanted:
+        await repair_positions(database, indexes_compared=True)
+    rooms: list[str] = [room_id for room_id in wanted if room_id is not None]
+    counted = Counted(report, "repair", len(rooms), "rooms")
+    for room_id in rooms:
+        try:
+            await rebuild(
+                database,
+                room_id,
+                server_name=server_name,
+                indexes_compared=True,
+                report=lambda one: counted.within(one.share),
+            )
+        except (StorageCorrupt, ConstraintViolated) as error:  # other rooms are repaired
+            logger.warning("a room is not repaired: %s", error, extra={"room_id": room_id})
+        counted.add()
+    return rooms
+
+
 async def complete(
     database: Database, room_id: str, state: Sequence[EventId], *, server_name: str
 ) -> bool:
@@ -170,6 +217,7 @@ async def complete(
 class RebuildInput:
     """A room and its damage, as of one moment.
 
+    ``is_renamed``: accepted events may have other ids than their bytes; else only rejected ones.
     ``wrong_groups``: state groups that are unreadable or contradict their columns.
     """
 
@@ -219,33 +267,42 @@ class Rebuilder:
 
         Raise `UnknownRoom`. Raise `StorageCorrupt`, and change nothing, if the input is unreadable.
         """
-        await self._make_regular(room_id)
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return await self._attempt(await self._input(room_id), None, report)
-            except DatabaseConflict:
-                if attempt == ATTEMPTS:
-                    raise
-        raise StorageCorrupt("a rebuild neither ended nor failed", room_id=room_id)
+
+        async def work(entered: RebuildInput) -> Rebuilt:
+            return await self._attempt(entered, None, report)
+
+        return await self._until_done(room_id, work)
 
     async def complete(self, room_id: str, state: Sequence[EventId]) -> bool:
         """Plan a partial room again, with the whole state before its join (`complete`)."""
-        for attempt in range(1, ATTEMPTS + 1):
-            entered = await self._input(room_id)
+
+        async def work(entered: RebuildInput) -> bool:
             if entered.mark is None:
                 return False
+            async with self._database.connection() as reader:
+                completion = await completion_of(reader, entered.room.room_nid, entered.mark, state)
+            await self._attempt(entered, completion, silent)
+            return True
+
+        return await self._until_done(room_id, work)
+
+    async def _until_done(self, room_id: str, work: Callable[[RebuildInput], Awaitable[T]]) -> T:
+        """Attempt work on a room until no other session disturbs it."""
+        await self._make_regular(room_id)
+        are_compared = False
+        for attempt in range(1, ATTEMPTS + 1):
+            entered = await self._input(room_id)
+            entered = replace(entered, is_renamed=entered.is_renamed or are_compared)
             try:
-                async with self._database.connection() as reader:
-                    completion = await completion_of(
-                        reader, entered.room.room_nid, entered.mark, state
-                    )
-                await self._attempt(entered, completion, silent)
+                return await work(entered)
             except DatabaseConflict:
                 if attempt == ATTEMPTS:
                     raise
-            else:
-                return True
-        raise StorageCorrupt("a completion neither ended nor failed", room_id=room_id)
+            except StorageCorrupt:
+                if entered.is_renamed:
+                    raise
+                are_compared = True  # the id of each event with its bytes, which takes time
+        raise StorageCorrupt("a rebuild neither ended nor failed", room_id=room_id)
 
     async def _attempt(
         self, entered: RebuildInput, completion: Completion | None, report: Report
@@ -273,6 +330,7 @@ class Rebuilder:
     async def _make_regular(self, room_id: str) -> None:
         """Make rows that break a rule readable, if there are any."""
         async with self._database.connection() as reader:
+            await reader.execute(SQL_MAKE_PATHS_READABLE, room_id)
             room = await read_room(reader, room_id, self._server_name)
             if await anext(check_row_rules(reader, room), None) is None:
                 return
@@ -328,7 +386,7 @@ class _Work:
     planned_room: PlannedRoom = field(init=False)
 
     def __post_init__(self) -> None:
-        self.matching = Matching(self.entered.wrong_groups)
+        self.matching = Matching(self.room.room_nid, self.entered.wrong_groups)
         self.replay = RoomReplan(
             self.shadow,
             self.database,

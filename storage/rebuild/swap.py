@@ -47,6 +47,7 @@ from storage.rebuild.client_positions import (
 )
 from storage.rebuild.match import Matching
 from storage.rebuild.replan import RoomReplan
+from storage.rebuild.shared import return_groups
 from storage.streams.invalidate_caches import invalidate_caches
 
 SQL_SAME_GROUPS: Final[LiteralString] = """
@@ -235,6 +236,14 @@ SELECT s.event_nid
 FROM pg_temp.events s
 JOIN events e ON e.event_nid = s.event_nid
 WHERE s.event_nid = ANY($1::bigint[]) AND s.rejected IS NOT NULL AND e.rejected IS NULL
+"""
+
+# another row that has such an id has it by damage, and the id of some events is unique
+SQL_FREE_IDS: Final[LiteralString] = """
+UPDATE events e
+SET event_id = e.event_id || ' ' || e.event_nid
+FROM pg_temp.events s
+WHERE s.event_nid = ANY($1::bigint[]) AND e.event_id = s.event_id AND e.event_nid <> s.event_nid
 """
 
 SQL_SET_BYTES: Final[LiteralString] = """
@@ -466,6 +475,14 @@ WHERE a.event_nid = s.event_nid AND s.room_nid = $1::int
     AUTH_CHAINS.chosen("position"),
 ).sql
 
+# an event of another room may have such a position by damage
+SQL_FREE_POSITIONS: Final[LiteralString] = """
+DELETE FROM auth_chains a
+USING pg_temp.auth_chains c, pg_temp.events s
+WHERE s.event_nid = c.event_nid AND s.room_nid = $1::int AND c.event_nid <> a.event_nid
+    AND c.chain_nid = a.chain_nid AND c.sequence_number = a.sequence_number
+"""
+
 SQL_SET_POSITIONS: Final[LiteralString] = compose(
     """
 INSERT INTO auth_chains (:position.columns)
@@ -528,7 +545,13 @@ EVENT_CACHE: Final = "events"
 """The cache of events (`storage.streams.caches`)."""
 
 OF_LIVE: Final = (SQL_DROP_GAPS, SQL_DROP_WAITING)
-OF_SHADOW: Final = (SQL_DROP_LINKS, SQL_DROP_POSITIONS, SQL_SET_POSITIONS, SQL_SET_LINKS)
+OF_SHADOW: Final = (
+    SQL_DROP_LINKS,
+    SQL_DROP_POSITIONS,
+    SQL_FREE_POSITIONS,
+    SQL_SET_POSITIONS,
+    SQL_SET_LINKS,
+)
 OF_BOTH: Final = (
     SQL_SET_ROOM,
     SQL_SET_GAPS,
@@ -637,6 +660,8 @@ async def _keep_columns(conn: Connection, differences: Differences) -> None:
     """
     replay, shadow_nid = differences.replay, differences.shadow_nid
     await conn.execute(SQL_KEEP_REDACTED, differences.live.room_nid, shadow_nid)
+    if replay.correct_ids:
+        await conn.execute(SQL_FREE_IDS, list(replay.correct_ids))
     if replay.renamed:
         await conn.execute(SQL_SET_BYTES, list(replay.renamed))
     if replay.kept_edges:
@@ -679,6 +704,7 @@ async def _swap_groups(
     renumbered: bool = await conn.fetchval(SQL_OTHER_NUMBERS)
     if renumbered:
         await conn.execute(SQL_FORGET_SAME)
+    await return_groups(conn, matching.wrong)
     if renumbered or matching.wrong:
         await conn.execute(SQL_DROP_GROUPS, room_nid, renumbered, list(matching.wrong))
     return _count(await conn.execute(SQL_ADD_GROUPS, room_nid, shadow_nid)) > 0

@@ -340,6 +340,16 @@ async def test_a_purger_collects_and_mends(logins: Logins) -> None:
             assert await conn.execute("UPDATE auth_chains SET link_1 = NULL") != "UPDATE 0"
         await rebuild(database, room.room_id, server_name=SERVER)
         await rebuild(database, room.room_id, server_name=SERVER)
+        async with store.database.connection() as conn:
+            for sql in (
+                "UPDATE event_types SET type = 'm.x' WHERE type_nid = 16",
+                "UPDATE state_keys SET state_key = 'x' WHERE state_key_nid = 16",
+                "UPDATE principals SET name = 'x' WHERE principal_nid = 1",
+                "INSERT INTO dropped_extremities VALUES (1, 999)",
+                "INSERT INTO partial_rooms VALUES (0, 999, '', '', '{}')",
+            ):
+                await conn.execute(sql)
+        assert await findings(store) != []
         await repair_positions(database)
         assert await findings(store) == []
         async with database.transaction() as conn:

@@ -13,10 +13,11 @@ import storage
 from storage import StorageCorrupt, UserId
 from storage.database import Database
 from storage.maintenance.verify import Finding, verify
-from storage.rebuild import rebuild, repair_positions
+from storage.rebuild import rebuild, repair
 from storage.testing import Odd, RoomBuilder, build_room, deliver_with_gap
 from tests.long_run import long_run
 from tests.maintenance.rooms import LIVELY, SERVER, deliver
+from tests.persist.tables import logical_tables
 
 LOCAL = UserId("@user1:s1.test")
 
@@ -84,9 +85,27 @@ DAMAGES = {
     ),
     "event id": Damage(
         f"UPDATE events SET event_id = '$x' WHERE event_nid = {ONE_MESSAGE}",
-        {"bytes", "columns"},
+        {"event_ids", "columns"},
+        mended=True,
+    ),
+    "event id of another event": Damage(
+        f"UPDATE events SET event_id = (SELECT event_id FROM events WHERE event_nid = {ONE_TOPIC}) "
+        f"WHERE event_nid = {ONE_MESSAGE}",
+        {"event_ids", "doubled_events", "columns"},
+        mended=True,
+    ),
+    "event ids exchanged": Damage(
+        f"WITH pair AS (SELECT {ONE_MESSAGE} AS one, {ONE_TOPIC} AS other) "
+        "UPDATE events e SET event_id = o.event_id FROM pair JOIN events o "
+        "ON o.event_nid IN (one, other) WHERE e.event_nid = one + other - o.event_nid",
+        {"event_ids", "columns", "auth_chains"},
+        mended=True,
+    ),
+    "bytes of power levels": Damage(
+        f"UPDATE events SET json = {FLIPPED_BIT} WHERE event_nid = "
+        "(SELECT min(event_nid) FROM events WHERE type_nid = 3)",
+        {"bytes"},
         mended=False,
-        stays=frozenset({"columns"}),
     ),
     "sender": Damage(
         f"UPDATE events SET sender_nid = sender_nid + 1 WHERE event_nid = {ONE_MESSAGE}",
@@ -122,6 +141,7 @@ DAMAGES = {
         {"reordered_events", "rooms"},
         mended=True,
     ),
+    "moves below zero": Damage("UPDATE rooms SET moves = -1", {"rooms"}, mended=True),
     "latest order": Damage("UPDATE rooms SET max_topological_ordering = 1", {"rooms"}, mended=True),
     "gap lost": Damage("DELETE FROM missing_events", {"missing_events", "columns"}, mended=True),
     "gap without a child": Damage(
@@ -177,6 +197,12 @@ DAMAGES = {
         {"state_groups", "state_after"},
         mended=True,
     ),
+    "path that cannot be read": Damage(
+        "UPDATE state_groups SET path = '\\x05' WHERE state_group = "
+        "(SELECT max(state_group) FROM state_groups WHERE octet_length(path) > 1)",
+        {"state_paths"},
+        mended=True,
+    ),
     "members not apart": Damage(
         "UPDATE state_groups SET key_nids = key_nids || member_key_nids, "
         "event_nids = event_nids || member_event_nids, "
@@ -184,6 +210,12 @@ DAMAGES = {
         "(SELECT state_group FROM state_groups WHERE cardinality(member_key_nids) > 0 "
         "ORDER BY 1 LIMIT 1)",
         {"state_groups"},
+        mended=True,
+    ),
+    "state group of no room": Damage(
+        "UPDATE state_groups SET room_nid = room_nid + 1 WHERE state_group = "
+        f"(SELECT state_group_before FROM events WHERE event_nid = {ONE_MESSAGE})",
+        {"state_groups", "derived_orphans"},
         mended=True,
     ),
     "state before": Damage(
@@ -379,6 +411,22 @@ DAMAGES = {
         {"visibility_counts"},
         mended=True,
     ),
+    "visibility in no room": Damage(
+        "INSERT INTO visibility SELECT (jsonb_populate_record(v, "
+        "jsonb_build_object('room_nid', v.room_nid + 1))).* FROM visibility v",
+        {"derived_orphans"},
+        mended=True,
+    ),
+    "name of a type": Damage(
+        "UPDATE event_types SET type = 'm.room.messages' WHERE type_nid = 8",
+        {"names", "columns"},
+        mended=True,
+    ),
+    "name of a type under another number": Damage(
+        "UPDATE event_types SET type_nid = 999 WHERE type_nid = 17",
+        {"names", "columns"},
+        mended=True,
+    ),
     "position": Damage(
         "UPDATE stream_positions SET stream_id = 2", {"stream_positions"}, mended=True
     ),
@@ -432,8 +480,8 @@ DAMAGES = {
 }
 
 
-REFUSED = {"event id"}
-"""Others name the event by its id, so its bytes are needed: they are restored from a backup."""
+REFUSED = {"bytes of power levels"}
+"""They decide about other events, so the bytes are needed: they are restored from a backup."""
 
 
 @pytest.fixture(scope="module")
@@ -485,9 +533,7 @@ async def test_damage_is_found_and_mended(database: Database, room: RoomBuilder,
     if name in REFUSED:
         with pytest.raises(StorageCorrupt):
             await rebuild(database, room.room_id, server_name=SERVER)
-    else:
-        await rebuild(database, room.room_id, server_name=SERVER)
-    await repair_positions(database)
+    await repair(database, found, server_name=SERVER)
     left = [] if damage.mended else [finding for finding in found if not finding.repairable]
     after = await findings(database)
     stays = {finding.check for finding in left} | damage.stays
@@ -507,3 +553,63 @@ async def test_a_state_key_without_its_name_gets_another_number(
     assert any("without a row in state_keys" in finding.found for finding in found)
     await rebuild(database, room.room_id, server_name=SERVER)
     assert await findings(database) == []
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+async def test_a_state_group_of_another_room_goes_back(
+    database: Database, dsn: str, *, is_reversed: bool
+) -> None:
+    """No other row has a state that a caller gave: a repair of the other room keeps it."""
+    async with storage.open(dsn, server_name=SERVER) as store:
+        await store.append(build_room(LIVELY, 30, seed=12, sign=False).pdus)
+    sound = await logical_tables(database)
+    async with database.connection() as conn:
+        await conn.execute(
+            "UPDATE state_groups SET room_nid = (SELECT sum(room_nid) FROM rooms) - room_nid "
+            "WHERE state_group IN (SELECT state_group_before FROM events WHERE after_gap UNION "
+            "(SELECT state_group_before FROM events ORDER BY event_nid DESC LIMIT 1))"
+        )
+    found = await findings(database)
+    rooms = sorted({finding.room_id or "" for finding in found})
+    assert len(rooms) == 2
+    assert "state_groups" in {finding.check for finding in found}
+    found.sort(key=lambda finding: rooms.index(finding.room_id or ""), reverse=is_reversed)
+    await repair(database, found, server_name=SERVER)
+    assert await findings(database) == []
+    assert await logical_tables(database) == sound
+
+
+async def test_events_of_no_room_stay_and_say_what_to_do(database: Database) -> None:
+    async with database.connection() as conn:
+        await conn.execute("DELETE FROM rooms")
+        count = await conn.fetchval("SELECT count(*) FROM current_state")
+    found = await findings(database)
+    orphans = [finding for finding in found if finding.check == "orphans"]
+    assert not any(finding.repairable for finding in orphans)
+    assert {finding.remedy for finding in orphans} == {
+        "restore the row of the room in rooms, or the database, from a backup"
+    }
+    await repair(database, found, server_name=SERVER)
+    async with database.connection() as conn:
+        assert await conn.fetchval("SELECT count(*) FROM current_state") == count
+
+
+async def test_a_room_that_cannot_be_rebuilt_leaves_the_others_to_be_repaired(
+    database: Database, dsn: str, room: RoomBuilder
+) -> None:
+    """An event has the number of another room: neither has all of its events."""
+    others = [build_room(LIVELY, 20, seed=seed, sign=False) for seed in (12, 13)]
+    async with storage.open(dsn, server_name=SERVER) as store:
+        for other in others:
+            await store.append(other.pdus)
+    async with database.connection() as conn:
+        await conn.execute(
+            "UPDATE events SET room_nid = "
+            "(SELECT room_nid FROM rooms ORDER BY room_nid LIMIT 1 OFFSET 1) WHERE event_nid = "
+            "(SELECT event_nid FROM events WHERE room_nid = (SELECT min(room_nid) FROM rooms) "
+            "AND membership = 5 ORDER BY event_nid LIMIT 1 OFFSET 3)"
+        )
+        await conn.execute("DELETE FROM current_state")
+    await repair(database, await findings(database), server_name=SERVER)
+    left = await findings(database)
+    assert {finding.room_id for finding in left} <= {room.room_id, others[0].room_id}

@@ -32,8 +32,12 @@ from storage.state.groups import Group, State, changed_keys
 
 
 class StateConflict(NamedTuple):
-    """The conflict of several states: keys, values by key, and the auth difference, as ids."""
+    """The conflict of several states: keys, values by key, and the auth difference, as ids.
 
+    ``nids``: of the values and of all events in their auth chains.
+    """
+
+    nids: set[int]
     keys: set[int]
     conflicted: dict[StateKey, set[EventId]]
     difference: set[EventId]
@@ -118,7 +122,8 @@ class Resolver:
 
         There is mostly one answer, sometimes two. The set of rejected events may have changed since
         the first resolution. An outlier may have been accepted then, and rejected by its state when
-        it entered the timeline after position ``before``. Both answers are correct then.
+        it entered the timeline after position ``before``. Both answers are correct then. There is
+        none if an event that may decide cannot be read.
         """
         keys = set[int]().union(*(changed_keys(groups[0], other) for other in groups[1:]))
         conflict = await self._conflict(conn, groups, keys)
@@ -129,7 +134,8 @@ class Resolver:
             answer = await self._resolve(conn, groups[0], conflict, loaded, eyes)
             if answer not in answers:
                 answers.append(answer)
-        return answers
+        decide = {*conflict.nids, *groups[0].entries.values()}
+        return answers if self._contents.unreadable.isdisjoint(decide) else []
 
     async def _conflict(
         self, conn: Connection, groups: Sequence[Group], keys: set[int]
@@ -147,12 +153,18 @@ class Resolver:
         await self._contents.load_keys(conn, keys)
         ids = {nid: loaded.event.event_id for nid, loaded in stored.items()}
         conflicted = {
-            self._contents.keys[key]: {
-                ids[group.entries[key]] for group in groups if group.entries.get(key) in ids
-            }
+            self._contents.keys[key]: readable
             for key in keys
+            if (
+                readable := {ids[nid] for group in groups if (nid := group.entries.get(key)) in ids}
+            )
         }
-        return StateConflict(keys, conflicted, {ids[nid] for nid in difference if nid in ids})
+        return StateConflict(
+            set().union(*values, *chains),
+            keys,
+            conflicted,
+            {ids[nid] for nid in difference if nid in ids},
+        )
 
     async def _resolve(
         self,
@@ -341,6 +353,10 @@ async def _authorise(
     )
     findings: list[Finding] = []
     for nid, stored in events.items():
+        if not contents.unreadable.isdisjoint(
+            (*stored.auth_nids, *state_nids.get(nid, {}).values())
+        ):
+            continue  # the check of the bytes reports the event that would decide
         cited = [auth[cited_nid] for cited_nid in stored.auth_nids if cited_nid in auth]
         implied = [named[event_id] for event_id in _implied(stored.event) if event_id in named]
         cited += [content for content in implied if content not in cited]

@@ -24,6 +24,7 @@ from storage.maintenance.verify.event_loader import (
     Finding,
     VerifiedRoom,
     event_ids,
+    id_of_bytes,
     unknown,
     version_of_id,
 )
@@ -95,8 +96,8 @@ class ContentsRow(NamedTuple):
 async def check_contents(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Finding]:
     """Check the event id and content hash ("bytes"), and the columns ("columns", "relations").
 
-    An id that follows from the bytes by the rules of another room version is reported apart
-    ("event_ids").
+    An id that the bytes do not have, or have by the rules of another room version, is reported
+    apart if the bytes say the right one ("event_ids").
     """
     nids: list[int] = await conn.fetchvals(SQL_NIDS, room.nid)
     for start in range(0, len(nids), CONTENTS):
@@ -113,8 +114,10 @@ async def check_contents(conn: Connection, room: VerifiedRoom) -> AsyncIterator[
                 yield room.finding("bytes", [row.event_id], error.reason, "a valid event")
                 continue
             except StorageCorrupt as error:
-                yield room.finding("bytes", [row.event_id], error.reason, "bytes of this event")
+                yield await _unreadable(conn, room, row, error.reason)
                 continue
+            if event.event_id != row.event_id:
+                yield await _other_id(conn, room, row, event)
             for finding in (
                 *_bytes(room, row, event),
                 *_columns(room, row, event, ids),
@@ -124,8 +127,6 @@ async def check_contents(conn: Connection, room: VerifiedRoom) -> AsyncIterator[
 
 
 def _bytes(room: VerifiedRoom, row: ContentsRow, event: Event) -> Iterator[Finding]:
-    if event.event_id != row.event_id:
-        yield _other_id(room, row, event)
     if row.encoding == CENSORED:
         yield from _censored(room, row, event.raw)
     elif row.encoding != AS_RECEIVED:
@@ -142,16 +143,29 @@ def _bytes(room: VerifiedRoom, row: ContentsRow, event: Event) -> Iterator[Findi
         )
 
 
-def _other_id(room: VerifiedRoom, row: ContentsRow, event: Event) -> Finding:
+async def _other_id(
+    conn: Connection, room: VerifiedRoom, row: ContentsRow, event: Event
+) -> Finding:
     """Report bytes that have another id: by another room version, or by none."""
     version = version_of_id(event.raw, row.event_id)
     if version is None:
-        return room.finding(
-            "bytes", [row.event_id], "another event id", f"bytes of {event.event_id}"
-        )
+        return await _unreadable(conn, room, row, "another event id")
     return room.finding(
         "event_ids", [row.event_id], f"the id in room version {version}", event.event_id
     )
+
+
+async def _unreadable(
+    conn: Connection, room: VerifiedRoom, row: ContentsRow, reason: str
+) -> Finding:
+    """Report bytes that are not of the id of their row: one of the two is damaged.
+
+    It is the bytes if another row has the same, under their id.
+    """
+    own = id_of_bytes(row.json, room.row.room_id, room.row.room_version)
+    if own is None or await EventLoader(room).load_ids(conn, [own]):
+        return room.finding("bytes", [row.event_id], reason, "bytes of this event")
+    return room.finding("event_ids", [row.event_id], "an id that its bytes do not have", own)
 
 
 def _censored(room: VerifiedRoom, row: ContentsRow, raw: bytes) -> Iterator[Finding]:

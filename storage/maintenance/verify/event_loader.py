@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, LiteralString, NamedTuple
 
 from storage.arguments import is_text
-from storage.codec import StoredBytes, decode
+from storage.codec import StoredBytes, decode, decode_unnamed, is_plain
 from storage.database.columns import AUTH_NIDS, PREV_NIDS
 from storage.database.connection import Connection
 from storage.database.placeholders import compose, fill
@@ -28,6 +28,7 @@ REPAIRABLE: Final = frozenset(
         "after_gap",
         "time_order",
         "rejected",
+        "state_paths",
         "state_groups",
         "state_before",
         "state_after",
@@ -55,6 +56,8 @@ REPAIRABLE: Final = frozenset(
         "stream_positions",
         "sequences",
         "sliding_rooms",
+        "names",
+        "derived_orphans",
     }
 )
 """The checks whose findings `storage.rebuild` mends: they check derived data."""
@@ -63,9 +66,7 @@ REMEDIES: Final = {
     "bytes": "restore a backup",
     "create_event": "none: the room keeps its version",
     "archive": "restore the files of the archive, or the database, from a backup",
-    "state_paths": "restore a backup; nothing else of the room was checked",
-    "orphans": "restore a backup",
-    "names": "restore a backup",
+    "orphans": "restore the row of the room in rooms, or the database, from a backup",
 }
 """Remedies for findings that no repair mends; each finding of indexes names its `REINDEX`."""
 
@@ -339,14 +340,15 @@ class StoredContent(NamedTuple):
 class EventLoader:
     """The events of one room, by nid and by id, and its state keys by nid and name.
 
-    An event that cannot be read is omitted. Events may name events of other rooms, which are read
-    by the versions of their rooms.
+    An event that cannot be read is omitted, and listed in `unreadable`. Events may name events of
+    other rooms, which are read by the versions of their rooms.
     """
 
     def __init__(self, room: VerifiedRoom) -> None:
         self._room = room.row
         self._loaded: dict[int, StoredContent] = {}
         self._nids: dict[EventId, int] = {}
+        self.unreadable = set[int]()
         self.keys: dict[int, StateKey] = {}
         self.key_nids: dict[StateKey, int | None] = {}
 
@@ -407,6 +409,7 @@ class EventLoader:
                 else row.room_version,
             )
         except (InvalidEvent, StorageCorrupt):  # the check of the bytes reports it
+            self.unreadable.add(row.event_nid)
             return
         self._loaded[row.event_nid] = StoredContent(
             event, row.event_nid, row.stream_ordering, row.rejected, tuple(row.auth_events)
@@ -493,6 +496,22 @@ def version_of_id(raw: bytes, event_id: str) -> str | None:
         ),
         None,
     )
+
+
+def id_of_bytes(stored: StoredBytes, room_id: str, room_version: str) -> EventId | None:
+    """Return the id that the stored bytes of an event have, whatever its row says.
+
+    Return None if the bytes are damaged or of another room, and if nothing confirms them: bytes
+    without a checksum must fit their content hash.
+    """
+    try:
+        event = parse(decode_unnamed(stored, room_id), room_version)
+        if not is_plain(stored):
+            decode(stored, event.event_id, room_id)
+            return event.event_id
+    except (InvalidEvent, StorageCorrupt):
+        return None
+    return event.event_id if event.content_hash_valid else None
 
 
 def version_in_content(raw: bytes) -> str | None:

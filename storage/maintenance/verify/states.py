@@ -1,11 +1,11 @@
 """Check the state before and after each event, and the current state, by resolving them again."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Final, LiteralString, NamedTuple
 
 from storage.database.columns import OWN_ENTRIES, PREV_NIDS
 from storage.database.connection import Connection
-from storage.database.placeholders import compose
+from storage.database.placeholders import compose, fill
 from storage.maintenance.room_states import following
 from storage.maintenance.verify.auth_graph import read_auth_graph
 from storage.maintenance.verify.auth_results import Resolver
@@ -60,6 +60,9 @@ async def check_states(conn: Connection, room: VerifiedRoom) -> AsyncIterator[Fi
             for group in (row.state_group_before, row.after)
         }
         groups = await room.states.load(conn, numbers)
+        used = {group for row in rows for group in (row.state_group_before, row.after)}
+        for finding in _of_other_rooms(room, [groups[nr] for nr in sorted(used & groups.keys())]):
+            yield finding
         for row in rows:
             lost = [group for group in {row.state_group_before, row.after} if group not in groups]
             for group in lost:
@@ -94,6 +97,8 @@ async def check_current_group(conn: Connection, room: VerifiedRoom) -> AsyncIter
         conn, {*(end.after for end in extremities), *([] if number is None else [number])}
     )
     current = None if number is None else groups.get(number)
+    for finding in _of_other_rooms(room, [] if current is None else [current]):
+        yield finding
     if number is not None and current is None:
         yield room.finding(
             "state_groups", [f"state group {number}"], "cannot be read", "a whole path"
@@ -115,6 +120,14 @@ async def check_current_group(conn: Connection, room: VerifiedRoom) -> AsyncIter
             yield room.finding(
                 "current_state_group", [room.row.room_id, f"state group {number}"], found, expected
             )
+
+
+def _of_other_rooms(room: VerifiedRoom, groups: Iterable[Group]) -> Iterator[Finding]:
+    """Yield the groups that the room uses, though they are of another one or continue one of it."""
+    for group in groups:
+        if not room.states.is_of_room(group, room.nid):
+            subject = [f"state group {group.state_group}"]
+            yield room.finding("state_groups", subject, "groups of another room", "of this room")
 
 
 async def _states(conn: Connection, room: VerifiedRoom) -> StateCheck:
@@ -281,17 +294,22 @@ WHERE g.state_group = ANY($1::bigint[])
 
 
 # the first byte has the width of a difference, 1 to 4, and a bit: there is at least one
-SQL_BROKEN_PATHS: Final[LiteralString] = """
-SELECT state_group, encode(path, 'hex') AS path
-FROM state_groups
-WHERE room_nid = $1::int AND path IS NOT NULL
-    AND CASE
+PART_IS_BROKEN: Final[LiteralString] = """
+path IS NOT NULL AND CASE
         WHEN octet_length(path) = 0 OR get_byte(path, 0) & 7 NOT BETWEEN 1 AND 4 THEN true
         WHEN get_byte(path, 0) > 4 AND octet_length(path) = 1 THEN true
         ELSE (octet_length(path) - 1) % (get_byte(path, 0) & 7) <> 0
     END
+"""
+
+TEMPLATE_BROKEN_PATHS: Final[LiteralString] = """
+SELECT state_group, encode(path, 'hex') AS path
+FROM state_groups
+WHERE room_nid = $1::int AND {is_broken}
 ORDER BY state_group
 """
+
+SQL_BROKEN_PATHS: Final[LiteralString] = fill(TEMPLATE_BROKEN_PATHS, is_broken=PART_IS_BROKEN)
 
 
 class BrokenPathRow(NamedTuple):

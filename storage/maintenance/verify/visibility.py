@@ -689,7 +689,9 @@ ORDER BY 1, 2
 """
 
 SQL_ORPHANS: Final[LiteralString] = """
-SELECT o.table_name, o.room_nid, o.rows
+SELECT o.table_name, o.room_nid, o.rows,
+    EXISTS (SELECT FROM events e WHERE e.room_nid = o.room_nid AND NOT e.outlier)
+        OR EXISTS (SELECT FROM events e WHERE e.room_nid = o.room_nid AND e.outlier) AS has_events
 FROM (
     SELECT 'events' AS table_name, room_nid, count(*) AS rows FROM events GROUP BY 2
     UNION ALL SELECT 'missing_events', room_nid, count(*) FROM missing_events GROUP BY 2
@@ -703,6 +705,10 @@ FROM (
     UNION ALL SELECT 'visibility', room_nid, count(*) FROM visibility GROUP BY 2
     UNION ALL SELECT 'past_visibility', room_nid, count(*) FROM past_visibility GROUP BY 2
     UNION ALL SELECT 'audiences', room_nid, count(*) FROM audiences GROUP BY 2
+    UNION ALL SELECT 'partial_rooms', room_nid, count(*) FROM partial_rooms GROUP BY 2
+    UNION ALL
+    SELECT 'out_of_band_memberships', room_nid, count(*) FROM out_of_band_memberships GROUP BY 2
+    UNION ALL SELECT 'local_transactions', room_nid, count(*) FROM local_transactions GROUP BY 2
 ) AS o
 LEFT JOIN rooms r USING (room_nid)
 WHERE r.room_nid IS NULL
@@ -720,11 +726,12 @@ class WrongNameRow(NamedTuple):
 
 
 class OrphansRow(NamedTuple):
-    """Rows of a room that has no row in `rooms`."""
+    """Rows of a room that has no row in `rooms`. ``has_events``: some of them are its events."""
 
     table_name: str
     room_nid: int
     rows: int
+    has_events: bool
 
 
 async def check_names(conn: Connection) -> AsyncIterator[Finding]:
@@ -738,7 +745,14 @@ async def check_names(conn: Connection) -> AsyncIterator[Finding]:
 
 
 async def check_orphans(conn: Connection) -> AsyncIterator[Finding]:
-    """Check that each row of a room has a room ("orphans")."""
+    """Check that each row of a room has a room.
+
+    Rows of a room with events are "orphans": only the lost row names the room. Those of a room
+    without events are "derived_orphans".
+    """
     for row in await conn.fetch(SQL_ORPHANS, row=OrphansRow):
+        check, expected = (
+            ("orphans", "a row of rooms") if row.has_events else ("derived_orphans", "no rows")
+        )
         subject = (row.table_name, f"room_nid {row.room_nid}")
-        yield Finding("orphans", None, subject, f"{row.rows} rows", "a row of rooms")
+        yield Finding(check, None, subject, f"{row.rows} rows", expected)
