@@ -70,6 +70,29 @@ SQL_FORGET_SAME: Final[LiteralString] = """
 DELETE FROM pg_temp.same_groups
 """
 
+# where there are new states: one whose path has a state that no event has in the new plan, whose
+# audience may be another one there
+SQL_FORGET_PARTLY_SAME: Final[LiteralString] = """
+DELETE FROM pg_temp.same_groups s
+WHERE EXISTS (
+    SELECT
+    FROM (
+        SELECT DISTINCT unnest(ARRAY[state_group_before, state_group_after]) AS state_group
+        FROM pg_temp.events
+        WHERE room_nid = $1::int AND NOT outlier
+    ) AS u
+    JOIN pg_temp.state_groups n USING (state_group)
+    WHERE n.entry_count > 0
+        AND NOT EXISTS (SELECT FROM pg_temp.same_groups o WHERE o.shadow = u.state_group)
+) AND EXISTS (
+    SELECT
+    FROM state_path(s.live) AS step
+    JOIN state_groups g ON g.state_group = step.part
+    WHERE g.entry_count > 0
+        AND NOT EXISTS (SELECT FROM pg_temp.same_groups o WHERE o.live = g.state_group)
+)
+"""
+
 SQL_DROP_GROUPS: Final[LiteralString] = """
 DELETE FROM state_groups
 WHERE room_nid = $1::int AND ($2::boolean OR path_of(state_group) && $3::bigint[])
@@ -704,6 +727,8 @@ async def _swap_groups(
     renumbered: bool = await conn.fetchval(SQL_OTHER_NUMBERS)
     if renumbered:
         await conn.execute(SQL_FORGET_SAME)
+    else:
+        await conn.execute(SQL_FORGET_PARTLY_SAME, shadow_nid)
     await return_groups(conn, matching.wrong)
     if renumbered or matching.wrong:
         await conn.execute(SQL_DROP_GROUPS, room_nid, renumbered, list(matching.wrong))

@@ -48,7 +48,7 @@ FIRST: Final = int(os.environ.get("STORAGE_SEED", "0"))
 SEEDS: Final = (
     range(FIRST, FIRST + int(os.environ["STORAGE_EXAMPLES"]))
     if "STORAGE_EXAMPLES" in os.environ
-    else (0, 1, 3, 8, 413)
+    else (0, 1, 3, 8, 124, 413)
 )
 
 WITH_A_KILLED_JOIN: Final = 8
