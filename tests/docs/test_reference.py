@@ -248,7 +248,7 @@ def test_the_files_of_statements_are_those_of_the_code() -> None:
 
 def test_a_file_names_the_functions_and_the_parameters() -> None:
     write = statements.files()["persist.write.all_tables.write.sql"].replace("\n-- ", " ")
-    assert write.startswith("-- Sent by storage.persist.write.all_tables._write_all")
+    assert write.startswith("-- Sent by storage.persist.write.all_tables.bound")
     assert "$2 to $5 placed (event_nid, room_nid, backfilled, event_id), " in write
     assert [one.name for one in statements.statements() if not one.senders] == []
 
