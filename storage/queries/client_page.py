@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
-from storage.codec import StoredBytes
 from storage.database.columns import OWN_ENTRIES, USER_SEES, WHOLE
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES, MEMBERSHIPS
@@ -19,7 +18,7 @@ from storage.event import redact
 from storage.event.versions import version_of
 from storage.ids import EventId, UserId
 from storage.persist.model.results import transaction_id_of
-from storage.queries.events import Aggregations, StoredEvent, size_of, stored_of
+from storage.queries.events import Aggregations, StoredEvent, StoredEventRow, size_of, stored_of
 from storage.queries.filters import TEMPLATE_IGNORED
 from storage.queries.relations import PART_BUNDLES, REFERENCES_MAX, AggregationRow, combined
 from storage.queries.state_at import lost
@@ -170,8 +169,8 @@ class ClientFactsRow(NamedTuple):
     ``is_shown``: it is visible, or an own membership of the reader.
     ``is_whole`` False: its sender was erased, and the reader was not there. ``membership``: the
     reader's at the event, 0 for none, None for an outlier. ``is_other_whole`` is that of the state
-    event that the event replaced. The columns from `event_nid` on are
-    those of the redaction itself, or of the state event that the event replaced.
+    event that the event replaced. ``other`` is the redaction itself, or the state event that the
+    event replaced.
     """
 
     about: str
@@ -185,24 +184,9 @@ class ClientFactsRow(NamedTuple):
     lost_group: int | None
     may_see_other: bool
     is_other_whole: bool
-    event_nid: int | None
-    event_id: str | None
-    room_id: str | None
-    room_version: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    encoding: int | None
-    json: StoredBytes | None
+    other: StoredEventRow | None
 
 
-OTHER: Final = ClientFactsRow._fields.index("event_nid")
-"""The first column of the other event."""
 LEAVE: Final = MEMBERSHIP_NAMES[MEMBERSHIPS["leave"]]
 
 
@@ -237,18 +221,18 @@ async def client_facts(
             raise lost(row.lost_group, row.about)
     redactions = {
         row.about: (
-            stored_of(row[OTHER:], withheld=not (row.is_visible and row.is_whole)),
+            stored_of(row.other, withheld=not (row.is_visible and row.is_whole)),
             _of(row),
         )
         for row in rows
-        if row.is_redaction
+        if row.is_redaction and row.other is not None
     }
     return {
         EventId(row.about): _of(
             row,
             redactions.get(row.redaction_id or ""),
-            stored_of(row[OTHER:], withheld=not row.is_other_whole)
-            if row.event_nid and row.may_see_other
+            stored_of(row.other, withheld=not row.is_other_whole)
+            if row.other is not None and row.may_see_other
             else None,
         )
         for row in rows
@@ -356,34 +340,13 @@ class ClientPageRow(NamedTuple):
     "replacement", "thread" and "references": as in `AggregationRow`. "redaction": the redaction of
     the event ``about``, which is usual otherwise. "usual": the ids of such events.
 
-    ``is_usual``: the event of the row is usual itself. The other columns are those of
-    `AggregationRow`.
+    ``is_usual``: the event of the row is usual itself.
     """
 
     is_usual: bool
-    about: str
-    kind: str
-    events: int | None
-    participated: bool | None
-    ids: list[str] | None
-    event_nid: int | None
-    event_id: str | None
-    room_id: str | None
-    room_version: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    encoding: int | None
-    json: StoredBytes | None
+    part: AggregationRow
 
 
-EVENT: Final = ClientPageRow._fields.index("event_nid")
-"""The first column of the event."""
 USUAL: Final = ClientFacts(is_shown=True, is_whole=True, membership="join", transaction_id=None)
 """The facts of a visible message at which the reader was joined."""
 
@@ -418,25 +381,21 @@ async def client_page(
         has_device,
         row=ClientPageRow,
     )
-    related = [
-        AggregationRow._make(row[1:])  # NamedTuple's public method
-        for row in rows
-        if row.kind not in ("redaction", "usual")
-    ]
+    related = (row.part for row in rows if row.part.kind not in ("redaction", "usual"))
     return ClientPage(combined(related), _facts(rows))
 
 
 def _facts(rows: Iterable[ClientPageRow]) -> dict[EventId, ClientFacts]:
     facts: dict[EventId, ClientFacts] = {}
-    for row in rows:
-        if row.kind == "usual":
-            facts |= dict.fromkeys(map(EventId, row.ids or ()), USUAL)
-        elif row.is_usual and row.event_id is not None:
-            if row.kind == "redaction":
-                redaction = (stored_of(row[EVENT:]), USUAL)
-                facts[EventId(row.about)] = ClientFacts(True, True, "join", None, redaction)
+    for is_usual, part in rows:
+        if part.kind == "usual":
+            facts |= dict.fromkeys(map(EventId, part.ids or ()), USUAL)
+        elif is_usual and part.event is not None:
+            if part.kind == "redaction":
+                redaction = (stored_of(part.event), USUAL)
+                facts[EventId(part.about)] = ClientFacts(True, True, "join", None, redaction)
             else:
-                facts[EventId(row.event_id)] = USUAL
+                facts[part.event.event_id] = USUAL
     return facts
 
 

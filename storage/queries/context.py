@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, LiteralString, NamedTuple
 
-from storage.codec import StoredBytes
 from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection
 from storage.database.placeholders import compose, fill
 from storage.errors import UnknownEvent
 from storage.ids import EventId, RoomId, UserId
-from storage.queries.events import StoredEvent, StoredEventRow, served_at_once, stored, stored_of
+from storage.queries.events import (
+    TEMPLATE_EVENT,
+    StoredEvent,
+    StoredEventRow,
+    served_at_once,
+    stored_of,
+)
 from storage.queries.filters import ANY_EVENT, FILTER_VALUES, TEMPLATE_IGNORED, EventFilter
 from storage.queries.pagination.page import edge
 from storage.queries.state_at import lost
@@ -127,14 +132,10 @@ SQL_CONTEXT: Final[LiteralString] = compose(
     room_id="text",
 ).sql
 
-SQL_STATE_AT: Final[LiteralString] = compose(
-    """
+TEMPLATE_STATE_AT: Final[LiteralString] = """
 SELECT path.state_group, path.is_lost
-    OR (entry.event_nid IS NOT NULL AND s.event_nid IS NULL) AS is_lost, s.event_nid, s.event_id,
-        r.room_id, r.room_version, s.stream_ordering, s.topological_ordering,
-    claimed_depth(s.depth, s.topological_ordering) AS depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = s.redacted_by) AS redacted_by,
-    s.rejected, s.soft_failed, s.outlier, s.redacted_form, s.encoding, s.json
+    OR (entry.event_nid IS NOT NULL AND s.event_nid IS NULL) AS is_lost,
+    {event}
 FROM events e
 JOIN rooms r USING (room_nid)
 CROSS JOIN filter_of(:types, :not_types, :senders, :not_senders, :contains_url) AS f
@@ -150,34 +151,24 @@ LEFT JOIN events s ON s.event_nid = entry.event_nid
 WHERE e.event_id = :event_id
     AND (s.event_nid IS NULL
         OR is_wanted(s, f.types, f.not_types, f.senders, f.not_senders, f.contains_url))
-""",
+"""
+
+SQL_STATE_AT: Final[LiteralString] = compose(
+    fill(TEMPLATE_STATE_AT, event=fill(TEMPLATE_EVENT, event="s", room="r")),
     event_id="text",
     **FILTER_VALUES,
 ).sql
 
 
 class ContextStateRow(NamedTuple):
-    """One event of the state (``event_nid`` None: the state is empty).
+    """One event of the state (None: the state is empty).
 
     ``is_lost``: a row of the group's path, or the event, is missing.
     """
 
     state_group: int
     is_lost: bool
-    event_nid: int | None
-    event_id: str | None
-    room_id: str
-    room_version: str
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    encoding: int | None
-    json: StoredBytes | None
+    event: StoredEventRow | None
 
 
 class ContextRow(NamedTuple):
@@ -186,26 +177,7 @@ class ContextRow(NamedTuple):
     side: int
     moves: int
     withheld: bool
-    event_nid: int
-    event_id: str
-    room_id: str
-    room_version: str
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool
-    outlier: bool
-    redacted_form: bool
-    encoding: int
-    json: StoredBytes
-
-
-EVENT: Final = ContextRow._fields.index("event_nid")
-"""The first column of the event."""
-STATE_EVENT: Final = ContextStateRow._fields.index("event_nid")
-"""The first column of the event in a row of the state."""
+    event: StoredEventRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +232,7 @@ async def context(
     )
     if not rows:
         raise UnknownEvent(event_id)
-    events = [stored_of(row[EVENT:], withheld=row.withheld) for row in rows]
+    events = [stored_of(row.event, withheld=row.withheld) for row in rows]
     event_index = next(index for index, row in enumerate(rows) if row.side == 0)
     nearest = sorted(range(len(events)), key=lambda index: abs(index - event_index))
     served = nearest[: await served_at_once([events[index] for index in nearest])]
@@ -286,7 +258,5 @@ async def _state_at(
     rows = await conn.fetch(SQL_STATE_AT, event_id, *event_filter.arguments, row=ContextStateRow)
     if any(row.is_lost for row in rows):
         raise lost(rows[0].state_group, event_id)
-    events = [
-        stored(StoredEventRow._make(row[STATE_EVENT:])) for row in rows if row.event_nid is not None
-    ]  # NamedTuple's public method
+    events = [stored_of(row.event) for row in rows if row.event is not None]
     return sorted(events, key=attrgetter("event_id"))

@@ -11,19 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
-from storage.codec import StoredBytes
 from storage.database.columns import AUTH_NIDS, WITHHELD
 from storage.database.connection import Connection, require_room
 from storage.database.placeholders import compose, fill
 from storage.errors import UnknownEvent, UnknownRoom
 from storage.ids import EventId, RoomId, ServerName, UserId
 from storage.queries.auth_chain import state_and_chain_ids
-from storage.queries.events import StoredEvent, StoredEventRow, stored
+from storage.queries.events import TEMPLATE_EVENT, StoredEvent, StoredEventRow, stored_of
 from storage.queries.gaps import refuse_partial
 from storage.queries.state_at import event_nids_before
 
-SQL_BACKFILL: Final[LiteralString] = compose(
-    """
+TEMPLATE_TRAVERSAL: Final[LiteralString] = """
 WITH
 server AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :server_name),
@@ -39,29 +37,41 @@ room AS MATERIALIZED (
 found AS MATERIALIZED (
     SELECT walk.event_nid
     FROM room r
-    CROSS JOIN LATERAL ancestors_of(r.room_nid,
-        ARRAY(
-            SELECT e.event_nid
-            FROM unnest(:event_ids) AS one (id)
-            CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
-        ), :limit, :rows_max) AS walk (event_nid)
+    CROSS JOIN LATERAL {walk} AS walk (event_nid)
 )
 SELECT :server_name IS NOT NULL AND (
         NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences,
             room.reader_nid, room.unread)
         OR (:withheld.of(room))
     ) AS withheld,
-    e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering,
-        e.topological_ordering, claimed_depth(e.depth, e.topological_ordering) AS depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
-    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
+    {event}
 FROM room
 CROSS JOIN found
 JOIN events e USING (event_nid)
 WHERE :server_name IS NULL
     OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
-ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
-""",
+ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
+"""
+
+SQL_BACKFILL: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_TRAVERSAL,
+        walk="""
+        ancestors_of(
+            r.room_nid,
+            ARRAY(
+                SELECT e.event_nid
+                FROM unnest(:event_ids) AS one (id)
+                CROSS JOIN LATERAL (
+                    SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0
+                ) AS e
+            ),
+            :limit, :rows_max
+        )
+        """,
+        event=fill(TEMPLATE_EVENT, event="e", room="room"),
+        order="DESC",
+    ),
     WITHHELD,
     room_id="text",
     event_ids="text[]",
@@ -71,54 +81,32 @@ ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
 ).sql
 
 SQL_MISSING: Final[LiteralString] = compose(
-    """
-WITH
-server AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :server_name),
-        0) AS principal_nid
-),
-room AS MATERIALIZED (
-    SELECT r.room_nid, r.room_id, r.room_version, v.*
-    FROM server
-    CROSS JOIN rooms r
-    CROSS JOIN LATERAL visibility_of(r.room_nid, server.principal_nid) AS v
-    WHERE r.room_id = :room_id AND (:server_name IS NULL OR NOT r.is_partial)
-),
-found AS MATERIALIZED (
-    SELECT walk.event_nid
-    FROM room r
-    CROSS JOIN LATERAL events_between(
-        r.room_nid,
-        ARRAY(
-            SELECT e.event_nid
-            FROM unnest(:earliest) AS one (id)
-            CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
-        ),
-        ARRAY(
-            SELECT e.event_nid
-            FROM unnest(:latest) WITH ORDINALITY AS one (id, place)
-            CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
-            ORDER BY one.place
-        ),
-        :limit, :min_depth, :rows_max
-    ) AS walk (event_nid)
-)
-SELECT :server_name IS NOT NULL AND (
-        NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences,
-            room.reader_nid, room.unread)
-        OR (:withheld.of(room))
-    ) AS withheld,
-    e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering,
-        e.topological_ordering, claimed_depth(e.depth, e.topological_ordering) AS depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
-    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
-FROM room
-CROSS JOIN found
-JOIN events e USING (event_nid)
-WHERE :server_name IS NULL
-    OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
-ORDER BY e.topological_ordering, e.stream_ordering
-""",
+    fill(
+        TEMPLATE_TRAVERSAL,
+        walk="""
+        events_between(
+            r.room_nid,
+            ARRAY(
+                SELECT e.event_nid
+                FROM unnest(:earliest) AS one (id)
+                CROSS JOIN LATERAL (
+                    SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0
+                ) AS e
+            ),
+            ARRAY(
+                SELECT e.event_nid
+                FROM unnest(:latest) WITH ORDINALITY AS one (id, place)
+                CROSS JOIN LATERAL (
+                    SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0
+                ) AS e
+                ORDER BY one.place
+            ),
+            :limit, :min_depth, :rows_max
+        )
+        """,
+        event=fill(TEMPLATE_EVENT, event="e", room="room"),
+        order="ASC",
+    ),
     WITHHELD,
     room_id="text",
     earliest="text[]",
@@ -159,24 +147,7 @@ class TraversalRow(NamedTuple):
     """One event for a server or a user. `withheld`: they get the redacted form only."""
 
     withheld: bool
-    event_nid: int
-    event_id: str
-    room_id: str
-    room_version: str
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool
-    outlier: bool
-    redacted_form: bool
-    encoding: int
-    json: StoredBytes
-
-
-EVENT: Final = TraversalRow._fields.index("event_nid")
-"""The first column of the event."""
+    event: StoredEventRow
 
 
 async def backfill(
@@ -244,9 +215,7 @@ async def _stored(
     sent = server_name is not None
     if not rows:
         await (refuse_partial if sent else require_room)(conn, room_id)
-    return [
-        stored(StoredEventRow._make(row[EVENT:]), withheld=row.withheld, sent=sent) for row in rows
-    ]
+    return [stored_of(row.event, withheld=row.withheld, sent=sent) for row in rows]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -452,4 +421,4 @@ async def event_auth(conn: Connection, event_id: EventId) -> list[StoredEvent]:
     rows = await conn.fetch(SQL_EVENT_AUTH, event_id, row=StoredEventRow)
     if not rows:
         raise UnknownEvent(event_id)
-    return [stored(row) for row in rows if row.event_id != event_id]
+    return [stored_of(row) for row in rows if row.event_id != event_id]

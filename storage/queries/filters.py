@@ -75,6 +75,16 @@ ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE({named}, AR
 
 Client-server API, "Ignoring Users": m.ignored_user_list.
 """
+
+TEMPLATE_RELATION_IS_VISIBLE: Final[LiteralString] = """
+    user_sees_relation(e, :user_sees.of({reader}), {reader}.ignored)
+    AND :whole.of({reader})
+"""
+"""Whether a user sees that the event `e`, shown whole, relates to another one.
+
+A relation is a part of the content, which erasure removes.
+"""
+
 FLAGS: Final = (
     "lazy_load_members",
     "include_redundant_members",

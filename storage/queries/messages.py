@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, LiteralString, NamedTuple
 
-from storage.codec import StoredBytes
 from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection
 from storage.database.placeholders import compose, fill
 from storage.database.prepared import prepare_ahead
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
-from storage.queries.events import StoredEvent, stored_of
+from storage.queries.events import TEMPLATE_EVENT, StoredEvent, StoredEventRow, stored_of
 from storage.queries.filters import ANY_EVENT, FILTER_VALUES, TEMPLATE_IGNORED, EventFilter
 from storage.queries.pagination.page import (
     END,
@@ -88,8 +87,8 @@ page AS MATERIALIZED (  -- one event more than the limit shows that there are mo
     FROM (SELECT * FROM {range} ORDER BY {near_end} {order}) AS r
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering,
-            claimed_depth(e.depth, e.topological_ordering) AS depth, e.redacted_by, e.rejected,
-            e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json,
+            e.depth, e.redacted_by, e.rejected, e.soft_failed, e.outlier, e.redacted_form,
+            e.encoding, e.json,
             :withheld.of(r) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
@@ -141,10 +140,7 @@ gap AS (  -- missing events with a child in the range of the page
 )
 SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream,
     r.moves, {left_out}, {is_open} AS is_open, page.withheld,
-    page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering,
-        page.topological_ordering, page.depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
-    page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
+    {event}
 FROM room r
 CROSS JOIN gap
 LEFT JOIN page ON true
@@ -226,6 +222,8 @@ PARTS_REORDERED: Final[dict[str, LiteralString]] = {
     "and_not_left_out_live": fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind=":behind"),
 }
 
+PART_EVENT: Final[LiteralString] = fill(TEMPLATE_EVENT, event="page", room="r")
+
 PART_IGNORED: Final[LiteralString] = fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored")
 
 PARTS_NUMBERS: Final[dict[str, LiteralString]] = {
@@ -256,6 +254,7 @@ SQL_BACKWARDS: Final[LiteralString] = compose(
     fill(
         TEMPLATE_PAGE,
         ignored=PART_IGNORED,
+        event=PART_EVENT,
         near_end="highest",
         left_out=PART_NONE_LEFT_OUT,
         **PARTS_BACKWARDS,
@@ -271,6 +270,7 @@ SQL_FORWARDS: Final[LiteralString] = compose(
     fill(
         TEMPLATE_PAGE,
         ignored=PART_IGNORED,
+        event=PART_EVENT,
         near_end="lowest",
         left_out=PART_NONE_LEFT_OUT,
         **PARTS_FORWARDS,
@@ -287,6 +287,7 @@ SQL_BACKWARDS_REORDERED: Final[LiteralString] = compose(
     fill(
         TEMPLATE_PAGE,
         ignored=PART_IGNORED,
+        event=PART_EVENT,
         near_end="upper",
         left_out=PART_NONE_LEFT_OUT,
         reordered=fill(
@@ -306,6 +307,7 @@ SQL_FORWARDS_REORDERED: Final[LiteralString] = compose(
     fill(
         TEMPLATE_PAGE,
         ignored=PART_IGNORED,
+        event=PART_EVENT,
         near_end="lower",
         left_out=PART_LEFT_OUT,
         reordered=fill(
@@ -323,7 +325,7 @@ SQL_FORWARDS_REORDERED: Final[LiteralString] = compose(
 
 
 class PageRow(NamedTuple):
-    """One event of a page. Its columns are None if the page has no event.
+    """One event of a page; None if the page has no event.
 
     Every row has the gaps of the page, in arrays of equal length, and what `Reorderings.of` takes.
     """
@@ -338,24 +340,7 @@ class PageRow(NamedTuple):
     """Forwards: the reader may see events that arrive later."""
     withheld: bool | None
     """Its sender was erased, and the reader was not there: only the redacted form is shown."""
-    event_nid: int | None
-    event_id: str | None
-    room_id: str | None
-    room_version: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    encoding: int | None
-    json: StoredBytes | None
-
-
-EVENT: Final = PageRow._fields.index("event_nid")
-"""The first column of the event."""
+    event: StoredEventRow | None
 
 
 async def messages(
@@ -413,9 +398,7 @@ async def _page(rows: Sequence[PageRow], page_range: PageRange, deployment: str)
     event, since others may follow.
     """
     events = [
-        stored_of(row[EVENT:], withheld=bool(row.withheld))
-        for row in rows
-        if row.event_nid is not None
+        stored_of(row.event, withheld=bool(row.withheld)) for row in rows if row.event is not None
     ]
     first = rows[0]
     reorderings = Reorderings.of(first.moves, first.left_out_topological, first.left_out_levels)

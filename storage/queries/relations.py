@@ -10,15 +10,21 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, LiteralString, NamedTuple, TypeVar
 
-from storage.codec import StoredBytes
 from storage.database.columns import USER_SEES, WHOLE
 from storage.database.connection import Connection
 from storage.database.placeholders import compose, fill
 from storage.errors import InputError, UnknownEvent
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.context import Context
-from storage.queries.events import Aggregations, StoredEvent, ThreadSummary, stored_of
-from storage.queries.filters import TEMPLATE_IGNORED
+from storage.queries.events import (
+    TEMPLATE_EVENT,
+    Aggregations,
+    StoredEvent,
+    StoredEventRow,
+    ThreadSummary,
+    stored_of,
+)
+from storage.queries.filters import TEMPLATE_IGNORED, TEMPLATE_RELATION_IS_VISIBLE
 from storage.queries.pagination.page import (
     PART_LEFT_OUT,
     PART_NONE_LEFT_OUT,
@@ -42,7 +48,6 @@ from storage.queries.pagination.reordering import (
     passed_positions,
     upper_end,
 )
-from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
 
 RECURSION_DEPTH: Final = 3
 """Depth of a recursive request. The specification recommends at least three."""
@@ -96,8 +101,8 @@ page AS MATERIALIZED (  -- of each type the limit and one more, which shows that
     {page_range}
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering,
-            claimed_depth(e.depth, e.topological_ordering) AS depth, e.redacted_by, e.rejected,
-            e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
+            e.depth, e.redacted_by, e.rejected, e.soft_failed, e.outlier, e.redacted_form,
+            e.encoding, e.json
         FROM events e
         WHERE e.relates_to = r.key AND e.rel_type_nid = kind.rel_type_nid
             AND e.room_nid + 0 = r.room_nid AND NOT e.outlier  -- + 0: see aggregations.py
@@ -123,10 +128,7 @@ page AS MATERIALIZED (  -- of each type the limit and one more, which shows that
     LIMIT :page_max + 1
 )
 SELECT r.moves, {left_out},
-    page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering,
-        page.topological_ordering, page.depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
-    page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
+    {event}
 FROM target r
 LEFT JOIN page ON true
 ORDER BY page.topological_ordering {order}, page.stream_ordering {order}
@@ -219,6 +221,8 @@ ORDER BY page.topological_ordering * :sign, page.stream_ordering * :sign
 
 PART_IS_VISIBLE: Final[LiteralString] = fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")
 
+PART_EVENT: Final[LiteralString] = fill(TEMPLATE_EVENT, event="page", room="r")
+
 PART_IGNORED: Final[LiteralString] = fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored")
 
 PARTS_ORDINARY: Final[dict[str, LiteralString]] = {
@@ -272,6 +276,7 @@ PAGE_VALUES: Final[dict[str, str]] = {
 SQL_BACKWARDS: Final[LiteralString] = compose(
     fill(
         TEMPLATE_DIRECT,
+        event=PART_EVENT,
         order="DESC",
         is_visible=PART_IS_VISIBLE,
         ignored=PART_IGNORED,
@@ -289,6 +294,7 @@ SQL_BACKWARDS: Final[LiteralString] = compose(
 SQL_FORWARDS: Final[LiteralString] = compose(
     fill(
         TEMPLATE_DIRECT,
+        event=PART_EVENT,
         order="ASC",
         is_visible=PART_IS_VISIBLE,
         ignored=PART_IGNORED,
@@ -306,6 +312,7 @@ SQL_FORWARDS: Final[LiteralString] = compose(
 SQL_BACKWARDS_REORDERED: Final[LiteralString] = compose(
     fill(
         TEMPLATE_DIRECT,
+        event=PART_EVENT,
         order="DESC",
         is_visible=PART_IS_VISIBLE,
         ignored=PART_IGNORED,
@@ -328,6 +335,7 @@ SQL_BACKWARDS_REORDERED: Final[LiteralString] = compose(
 SQL_FORWARDS_REORDERED: Final[LiteralString] = compose(
     fill(
         TEMPLATE_DIRECT,
+        event=PART_EVENT,
         order="ASC",
         is_visible=PART_IS_VISIBLE,
         ignored=PART_IGNORED,
@@ -406,29 +414,12 @@ SQL_RECURSIVE_REORDERED: Final[LiteralString] = compose(
 
 
 class RelatedRow(NamedTuple):
-    """One event of the page, or all of its columns None if the page has none; with the moves."""
+    """One event of the page; None if the page has none; with the moves."""
 
     moves: int
     left_out_topological: list[int] | None
     left_out_levels: list[int] | None
-    event_nid: int | None
-    event_id: str | None
-    room_id: str | None
-    room_version: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    encoding: int | None
-    json: StoredBytes | None
-
-
-EVENT: Final = RelatedRow._fields.index("event_nid")
-"""The first column of the event."""
+    event: StoredEventRow | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -504,7 +495,7 @@ async def relations(
     )
     if not rows:
         raise UnknownEvent(event_id)
-    events = [stored_of(row[EVENT:]) for row in rows if row.event_nid is not None]
+    events = [stored_of(row.event) for row in rows if row.event is not None]
     first = rows[0]
     reorderings = Reorderings.of(first.moves, first.left_out_topological, first.left_out_levels)
     page = await page_of(events, page_range, deployment, reorderings)
@@ -694,24 +685,7 @@ class AggregationRow(NamedTuple):
     events: int | None
     participated: bool | None
     ids: list[str] | None
-    event_nid: int | None
-    event_id: str | None
-    room_id: str | None
-    room_version: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    encoding: int | None
-    json: StoredBytes | None
-
-
-AGGREGATED_EVENT: Final = AggregationRow._fields.index("event_nid")
-"""The first column of the event."""
+    event: StoredEventRow | None
 
 
 async def aggregations(
@@ -747,14 +721,12 @@ def combined(rows: Iterable[AggregationRow]) -> dict[EventId, Aggregations]:
     for row in sorted(rows, key=lambda row: row.kind == "thread"):
         about = EventId(row.about)
         current = by_id.get(about, Aggregations())
-        if row.kind == "replacement":
-            by_id[about] = replace(current, replacement=stored_of(row[AGGREGATED_EVENT:]))
-        elif row.kind == "references":
-            by_id[about] = replace(
-                current, references=tuple(EventId(event_id) for event_id in row.ids or ())
-            )
+        if row.event is None:
+            by_id[about] = replace(current, references=tuple(map(EventId, row.ids or ())))
+        elif row.kind == "replacement":
+            by_id[about] = replace(current, replacement=stored_of(row.event))
         else:
-            latest = stored_of(row[AGGREGATED_EVENT:])
+            latest = stored_of(row.event)
             latest = replace(latest, relations=by_id.get(latest.event_id))
             by_id[about] = replace(
                 current,

@@ -22,10 +22,15 @@ from storage.database.placeholders import compose, fill
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries import relations
-from storage.queries.events import StoredEvent, related_id, served_at_once, stored_of
-from storage.queries.filters import TEMPLATE_IGNORED
+from storage.queries.events import (
+    StoredEvent,
+    StoredEventRow,
+    related_id,
+    served_at_once,
+    stored_of,
+)
+from storage.queries.filters import TEMPLATE_IGNORED, TEMPLATE_RELATION_IS_VISIBLE
 from storage.queries.pagination.page import Page
-from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
 from storage.streams import PaginationToken
 
 Include = Literal["all", "participated"]
@@ -208,24 +213,7 @@ class RootRow(NamedTuple):
     """The root of a thread. ``withheld``: its sender was erased, and the reader was not there."""
 
     withheld: bool
-    event_nid: int
-    event_id: str
-    room_id: str
-    room_version: str
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool
-    outlier: bool
-    redacted_form: bool
-    encoding: int
-    json: StoredBytes
-
-
-ROOT: Final = RootRow._fields.index("event_nid")
-"""The first column of the event."""
+    event: StoredEventRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,4 +333,4 @@ async def _roots(
         request.participated,
         row=RootRow,
     )
-    return {EventId(row.event_id): stored_of(row[ROOT:], withheld=row.withheld) for row in rows}
+    return {row.event.event_id: stored_of(row.event, withheld=row.withheld) for row in rows}

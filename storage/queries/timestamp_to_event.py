@@ -23,7 +23,7 @@ from storage.database.placeholders import compose, fill
 from storage.errors import InputError
 from storage.ids import RoomId, ServerName, UserId
 from storage.queries.events import StoredEvent, stored_of
-from storage.queries.federation import EVENT, TraversalRow
+from storage.queries.federation import TraversalRow
 from storage.queries.gaps import refuse_partial
 from storage.queries.pagination.page import Direction
 
@@ -317,7 +317,7 @@ async def event_near(
     if row is None:
         await require_room(conn, room_id)
         return None
-    return stored_of(row[EVENT:], withheld=row.withheld)
+    return stored_of(row.event, withheld=row.withheld)
 
 
 async def timestamp_to_event(
@@ -341,7 +341,7 @@ async def timestamp_to_event(
     if row is None:
         await (require_room if server_name is None else refuse_partial)(conn, room_id)
         return None
-    return stored_of(row[EVENT:], withheld=row.withheld, sent=server_name is not None)
+    return stored_of(row.event, withheld=row.withheld, sent=server_name is not None)
 
 
 def _no_direction(direction: object) -> InputError:

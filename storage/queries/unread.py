@@ -34,8 +34,7 @@ from storage.errors import StorageCorrupt
 from storage.event.model import target_key
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import related_id
-from storage.queries.filters import TEMPLATE_IGNORED
-from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
+from storage.queries.filters import TEMPLATE_IGNORED, TEMPLATE_RELATION_IS_VISIBLE
 from storage.streams.receipts import TEMPLATE_READ_UPTO
 
 UNREAD_TYPES: Final = (

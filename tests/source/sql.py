@@ -16,10 +16,11 @@ import pkgutil
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args
 
 import storage
 from storage.codec import StoredBytes
+from storage.database.row_types import columns_of
 
 OPTIONAL = {"storage.pipeline": "pyspark", "storage.inspector": "starlette"}
 """Packages that need an extra: left out where it is not installed."""
@@ -134,12 +135,12 @@ PYTHON_TYPES = {
 """What the driver makes of a column; other types are not compared."""
 
 
-def fields_of(row: Any) -> dict[str, type | None]:
-    """Map each field name to its plain annotated type, without NewTypes and None.
+def fields_of(row: Any) -> list[tuple[str, type | None]]:
+    """The name of each column, and its plain annotated type, without NewTypes and None.
 
-    Any other type maps to None.
+    None for any other type.
     """
-    return {name: _plain(hint) for name, hint in get_type_hints(row).items() if name in row._fields}
+    return [(name, _plain(hint)) for name, hint in columns_of(row)]
 
 
 def _plain(hint: Any) -> type | None:

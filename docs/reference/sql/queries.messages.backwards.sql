@@ -53,8 +53,8 @@ page AS MATERIALIZED (  -- one event more than the limit shows that there are mo
     FROM (SELECT * FROM visible_range ORDER BY highest DESC) AS r
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering,
-            claimed_depth(e.depth, e.topological_ordering) AS depth, e.redacted_by, e.rejected,
-            e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json,
+            e.depth, e.redacted_by, e.rejected, e.soft_failed, e.outlier, e.redacted_form,
+            e.encoding, e.json,
             NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
         FROM events e
         WHERE e.room_nid = r.room_nid AND NOT e.outlier
@@ -103,10 +103,13 @@ gap AS (  -- missing events with a child in the range of the page
 )
 SELECT gap.ids AS gap_ids, gap.topological AS gap_topological, gap.stream AS gap_stream,
     r.moves, NULL::bigint[] AS left_out_topological, NULL::bigint[] AS left_out_levels, false AS is_open, page.withheld,
-    page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering,
-        page.topological_ordering, page.depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
-    page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
+    page.event_nid, page.event_id, r.room_id, r.room_version,
+    page.stream_ordering, page.topological_ordering,
+    claimed_depth(page.depth, page.topological_ordering) AS depth,
+    CASE WHEN page.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
+        WHERE b.event_nid = page.redacted_by) END AS redacted_by,
+    page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding,
+    page.json
 FROM room r
 CROSS JOIN gap
 LEFT JOIN page ON true

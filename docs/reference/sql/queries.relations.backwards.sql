@@ -58,8 +58,8 @@ page AS MATERIALIZED (  -- of each type the limit and one more, which shows that
     CROSS JOIN kind
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering,
-            claimed_depth(e.depth, e.topological_ordering) AS depth, e.redacted_by, e.rejected,
-            e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
+            e.depth, e.redacted_by, e.rejected, e.soft_failed, e.outlier, e.redacted_form,
+            e.encoding, e.json
         FROM events e
         WHERE e.relates_to = r.key AND e.rel_type_nid = kind.rel_type_nid
             AND e.room_nid + 0 = r.room_nid AND NOT e.outlier  -- + 0: see aggregations.py
@@ -85,10 +85,13 @@ page AS MATERIALIZED (  -- of each type the limit and one more, which shows that
     LIMIT $12::bigint + 1
 )
 SELECT r.moves, NULL::bigint[] AS left_out_topological, NULL::bigint[] AS left_out_levels,
-    page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering,
-        page.topological_ordering, page.depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
-    page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
+    page.event_nid, page.event_id, r.room_id, r.room_version,
+    page.stream_ordering, page.topological_ordering,
+    claimed_depth(page.depth, page.topological_ordering) AS depth,
+    CASE WHEN page.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
+        WHERE b.event_nid = page.redacted_by) END AS redacted_by,
+    page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding,
+    page.json
 FROM target r
 LEFT JOIN page ON true
 ORDER BY page.topological_ordering DESC, page.stream_ordering DESC
