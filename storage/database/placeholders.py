@@ -337,6 +337,8 @@ class NumberedStatement:
 
     sql: LiteralString
     binders: Mapping[str, Callable[[Any], list[object]]]
+    has_rows: bool = True
+    """False: each argument is a single value."""
 
     def bind(self, values: Mapping[str, object]) -> list[object]:
         """Return the arguments.
@@ -346,6 +348,8 @@ class NumberedStatement:
         """
         if values.keys() != self.binders.keys():
             raise _differs("the statement", values, self.binders)
+        if not self.has_rows:
+            return list(map(values.__getitem__, self.binders))
         arguments: list[object] = []
         for name, bind in self.binders.items():
             arguments += bind(values[name])
@@ -442,7 +446,8 @@ def compose(
         for name, columns in numbering.parameters.items()
         for column in columns
     )
-    return NumberedStatement(sql, binders)
+    has_rows = numbering.parameters.keys() != values.keys()
+    return NumberedStatement(sql, binders, has_rows)
 
 
 def by_column(names: Sequence[str], rows: Iterable[Iterable[object]]) -> ColumnValues:
@@ -516,6 +521,12 @@ def fill(template: LiteralString, /, **parts: LiteralString) -> LiteralString:
         raise ValueError(f"fill these parts first: {unfilled}")
     lines = [_filled(line, parts) for line in template.split("\n")]
     return _with_numbers("\n".join(line for line in lines if line is not None))
+
+
+def fill_all(template: LiteralString, parts: Mapping[str, LiteralString]) -> LiteralString:
+    """Return the template with the parts that it names; a part may name others of them."""
+    names = PLACEHOLDER.findall(template)
+    return fill(template, **{name: fill_all(parts[name], parts) for name in names})
 
 
 def _filled(line: str, parts: Mapping[str, str]) -> str | None:

@@ -19,7 +19,7 @@ from storage.event.versions import version_of
 from storage.ids import EventId, UserId
 from storage.persist.model.results import transaction_id_of
 from storage.queries.events import Aggregations, StoredEvent, StoredEventRow, size_of, stored_of
-from storage.queries.filters import TEMPLATE_IGNORED
+from storage.queries.filters import PART_READER
 from storage.queries.relations import PART_BUNDLES, REFERENCES_MAX, AggregationRow, combined
 from storage.queries.state_at import lost
 from storage.turns import in_turns
@@ -252,12 +252,7 @@ def _of(
 
 TEMPLATE_CLIENT_PAGE: Final[LiteralString] = """
 WITH
-reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
-        0) AS principal_nid,
-        {ignored} AS ignored,
-        :has_device AS has_device
-),
+{reader},
 -- the rooms come first: so the visibility is checked while the events are read
 room AS MATERIALIZED (
     SELECT r.room_nid, reader.principal_nid, reader.ignored, v.*
@@ -272,7 +267,7 @@ named AS MATERIALIZED (
             AND :whole.of(room) AS whole,
         -- the reader was joined, and no transaction id can be missing
         e.state_key_nid IS NULL AND was_there(e, room.joined_since, room.joined_audiences)
-            AND NOT (reader.has_device AND e.sender_nid = room.principal_nid) AS is_usual
+            AND NOT (:has_device AND e.sender_nid = room.principal_nid) AS is_usual
     FROM room
     CROSS JOIN reader
     JOIN events e USING (room_nid)
@@ -308,7 +303,7 @@ part AS (
 SELECT COALESCE(user_sees(e, :user_sees.of(room))
         AND was_there(e, room.joined_since, room.joined_audiences)
         AND e.state_key_nid IS NULL
-        AND NOT (reader.has_device AND e.sender_nid = room.principal_nid), false) AS is_usual,
+        AND NOT (:has_device AND e.sender_nid = room.principal_nid), false) AS is_usual,
     t.about, t.kind, t.events, t.participated, t.ids, s.*
 FROM part t
 CROSS JOIN reader
@@ -320,8 +315,8 @@ LEFT JOIN room ON room.room_nid = e.room_nid
 SQL_CLIENT_PAGE: Final[LiteralString] = compose(
     fill(
         TEMPLATE_CLIENT_PAGE,
+        reader=PART_READER,
         bundles=PART_BUNDLES,
-        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
     ),
     USER_SEES,
     WHOLE,

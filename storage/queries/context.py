@@ -19,20 +19,23 @@ from storage.queries.events import (
     served_at_once,
     stored_of,
 )
-from storage.queries.filters import ANY_EVENT, FILTER_VALUES, TEMPLATE_IGNORED, EventFilter
+from storage.queries.filters import (
+    ANY_EVENT,
+    FILTER_VALUES,
+    PART_IS_REQUESTED,
+    PART_READER,
+    EventFilter,
+)
 from storage.queries.pagination.page import edge
+from storage.queries.pagination.statements import TEMPLATE_NEAREST
 from storage.queries.state_at import lost
 
 TEMPLATE_CONTEXT: Final[LiteralString] = """
 WITH
-reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
-        0) AS principal_nid
-),
+{reader},
 target AS MATERIALIZED (
-    SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid,
-        :withheld.of(v) AS withheld,
-        {ignored} AS ignored, f.*
+    SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.*,
+        :withheld.of(v) AS withheld, f.*
     FROM reader
     CROSS JOIN filter_of(:types, :not_types, :senders, :not_senders, :contains_url) AS f
     CROSS JOIN events e
@@ -43,12 +46,26 @@ target AS MATERIALIZED (
 ),
 -- the topological ranges of the reader's audiences: the hidden events between them are not read
 visible_range AS MATERIALIZED (
-    SELECT v.*
+    SELECT t.room_nid, t.topological_ordering, t.stream_ordering, t.ignored, t.types, t.not_types,
+        t.senders, t.not_senders, t.contains_url, v.*
     FROM target t
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL topological_ranges_of(
         t.room_nid, t.principal_nid, r.out_of_range, t.topological_ordering, :before_max, :after_max
     ) AS v
+),
+range_before AS (
+    SELECT v.*, v.lowest AS lower, 0::bigint AS lower_stream,
+        LEAST(v.topological_ordering, v.highest) AS upper,
+        CASE WHEN v.highest < v.topological_ordering THEN 9223372036854775807
+            ELSE v.stream_ordering - 1 END AS upper_stream
+    FROM visible_range v
+),
+range_after AS (
+    SELECT v.*, GREATEST(v.topological_ordering, v.lowest) AS lower,
+        CASE WHEN v.lowest > v.topological_ordering THEN 0 ELSE v.stream_ordering + 1
+            END AS lower_stream, v.highest AS upper, 9223372036854775807 AS upper_stream
+    FROM visible_range v
 ),
 before AS (
     {before}
@@ -70,55 +87,33 @@ JOIN stored_events s USING (event_nid)
 ORDER BY s.topological_ordering, s.stream_ordering
 """
 
-TEMPLATE_SIDE: Final[LiteralString] = """
-    SELECT e.event_nid, e.withheld
-    FROM (SELECT * FROM target CROSS JOIN visible_range v ORDER BY v.{near_end} {order}) AS t
-    CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            :withheld.of(t) AS withheld
-        FROM events e
-        WHERE e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) {beyond} (
-                {nearer}(t.topological_ordering, t.{near_end}),
-                CASE WHEN t.{near_end} {beyond} t.topological_ordering THEN {edge}
-                    ELSE t.stream_ordering END
-            )
-            AND e.topological_ordering {within} t.{far_end}
-            AND user_sees(e, :user_sees.of(t))
-            AND not_ignored(e, t.ignored)
-            AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
-        ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
-        LIMIT {limit}
-    ) AS e
-    ORDER BY t.{near_end} {order}, e.topological_ordering {order}, e.stream_ordering {order}
-    LIMIT {limit}
-"""
+PARTS_SIDE: Final[dict[str, LiteralString]] = {
+    "columns": """
+    e.event_nid, e.topological_ordering, e.stream_ordering, :withheld.of(r) AS withheld
+    """,
+    "source": "e.room_nid = r.room_nid",
+    "which": PART_IS_REQUESTED,
+}
 
 SQL_CONTEXT: Final[LiteralString] = compose(
     fill(
         TEMPLATE_CONTEXT,
-        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
+        reader=PART_READER,
         before=fill(
-            TEMPLATE_SIDE,
+            TEMPLATE_NEAREST,
+            ranges="range_before",
+            near_end="upper",
             order="DESC",
-            near_end="highest",
-            far_end="lowest",
-            beyond="<",
-            within=">=",
-            nearer="LEAST",
-            edge="9223372036854775807",
             limit=":before_max",
+            **PARTS_SIDE,
         ),
         after=fill(
-            TEMPLATE_SIDE,
+            TEMPLATE_NEAREST,
+            ranges="range_after",
+            near_end="lower",
             order="ASC",
-            near_end="lowest",
-            far_end="highest",
-            beyond=">",
-            within="<=",
-            nearer="GREATEST",
-            edge="0",
             limit=":after_max",
+            **PARTS_SIDE,
         ),
     ),
     USER_SEES,

@@ -9,12 +9,10 @@ from typing import NamedTuple
 import asyncpg
 import pytest
 
+from storage.database.placeholders import PLACEHOLDER
 from storage.database.row_types import columns_of, stored_fields
 from storage.persist.write import messages_only
 from storage.persist.write.messages_only import MessagePositionRow
-from storage.queries import messages, relations
-from storage.queries.messages import PageRow
-from storage.queries.relations import RelatedRow
 from tests.source import sql
 
 pytestmark = pytest.mark.every_postgres
@@ -84,7 +82,7 @@ def test_each_row_with_the_bytes_of_an_event_says_that_they_are_stored() -> None
 
 @pytest.mark.parametrize(
     "module,row,least",
-    [(messages, PageRow, 4), (relations, RelatedRow, 6), (messages_only, MessagePositionRow, 2)],
+    [(messages_only, MessagePositionRow, 2)],
 )
 async def test_each_chosen_statement_has_the_columns_of_its_row_type(
     driver: "asyncpg.Connection", module: ModuleType, row: type, least: int
@@ -119,6 +117,21 @@ def mismatch(columns: list[tuple[str, str]], row: type) -> str:
 class ExampleRow(NamedTuple):
     number: int
     text: str | None
+
+
+def test_each_part_by_name_has_its_place() -> None:
+    """`fill` refuses a part that its template does not name, `fill_all` leaves it out."""
+    named: set[str] = set()
+    parts: set[str] = set()
+    for module in sql.modules():
+        for name in sql.assigned_names(sql.tree_of(module)):
+            if name.startswith(("TEMPLATE_", "PARTS_")):
+                value = getattr(module, name)
+                parts |= value.keys() if isinstance(value, dict) else set()
+                texts = value.values() if isinstance(value, dict) else [value]
+                named |= {found for text in texts for found in PLACEHOLDER.findall(text)}
+    assert parts - named == set()
+    assert {"order", "is_ahead"} <= parts
 
 
 FIRST, LAST = ("first", "bool"), ("last", "int8")

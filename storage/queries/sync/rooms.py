@@ -17,7 +17,7 @@ from storage.database.prepared import prepare_ahead
 from storage.database.row_types import span
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, event_of_room, served_at_once
-from storage.queries.filters import ANY_ROOM, FILTER_VALUES, TEMPLATE_IGNORED, SyncFilter
+from storage.queries.filters import ANY_ROOM, FILTER_VALUES, PART_IGNORED, SyncFilter
 from storage.queries.sync.changed_rooms import PART_STREAMS, WriterRow
 from storage.streams import VectorPosition
 from storage.turns import in_turns, parts
@@ -385,7 +385,7 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
 
 PART_CHANGED_ROOMS: Final[LiteralString] = fill(
     TEMPLATE_CHANGED_ROOMS,
-    ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
+    ignored=PART_IGNORED,
     late=fill(TEMPLATE_LATE, furthest="COALESCE(:since, :upto)"),
     latest=fill(
         TEMPLATE_LATEST,
