@@ -1,6 +1,6 @@
 """Row types: a NamedTuple names the columns of a statement. A field may be a row type itself.
 
-    class RootRow(NamedTuple):
+    class ReaderEventRow(NamedTuple):
         withheld: bool
         event: StoredEventRow            # its 14 columns follow each other in the statement
 

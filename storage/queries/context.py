@@ -27,7 +27,7 @@ from storage.queries.filters import (
     EventFilter,
 )
 from storage.queries.pagination.page import edge
-from storage.queries.pagination.statements import TEMPLATE_NEAREST
+from storage.queries.pagination.statements import TEMPLATE_RANGE_EVENTS
 from storage.queries.state_at import lost
 
 TEMPLATE_CONTEXT: Final[LiteralString] = """
@@ -100,7 +100,7 @@ SQL_CONTEXT: Final[LiteralString] = compose(
         TEMPLATE_CONTEXT,
         reader=PART_READER,
         before=fill(
-            TEMPLATE_NEAREST,
+            TEMPLATE_RANGE_EVENTS,
             ranges="range_before",
             near_end="upper",
             order="DESC",
@@ -108,7 +108,7 @@ SQL_CONTEXT: Final[LiteralString] = compose(
             **PARTS_SIDE,
         ),
         after=fill(
-            TEMPLATE_NEAREST,
+            TEMPLATE_RANGE_EVENTS,
             ranges="range_after",
             near_end="lower",
             order="ASC",

@@ -73,6 +73,13 @@ CASE WHEN {event}.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
 """The columns of `StoredEventRow`, where the statement has read the event and its room already."""
 
 
+class ReaderEventRow(NamedTuple):
+    """One event for a user or a server. ``withheld``: they get the redacted form only."""
+
+    withheld: bool
+    event: StoredEventRow
+
+
 class RoomEventRow(NamedTuple):
     """One event of a room whose id and version the statement returns beside it, or once."""
 

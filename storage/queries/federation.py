@@ -17,7 +17,13 @@ from storage.database.placeholders import compose, fill
 from storage.errors import UnknownEvent, UnknownRoom
 from storage.ids import EventId, RoomId, ServerName, UserId
 from storage.queries.auth_chain import state_and_chain_ids
-from storage.queries.events import TEMPLATE_EVENT, StoredEvent, StoredEventRow, stored_of
+from storage.queries.events import (
+    TEMPLATE_EVENT,
+    ReaderEventRow,
+    StoredEvent,
+    StoredEventRow,
+    stored_of,
+)
 from storage.queries.gaps import refuse_partial
 from storage.queries.state_at import event_nids_before
 
@@ -53,23 +59,27 @@ WHERE :server_name IS NULL
 ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
 """
 
+TEMPLATE_NIDS: Final[LiteralString] = """
+ARRAY(
+    SELECT e.event_nid
+    FROM unnest({ids}) WITH ORDINALITY AS one (id, place)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
+    ORDER BY one.place
+)
+"""
+"""The events of these ids that are stored, in their order."""
+
+PART_EVENT: Final[LiteralString] = fill(TEMPLATE_EVENT, event="e", room="room")
+
+TEMPLATE_ANCESTORS: Final[LiteralString] = """
+ancestors_of(r.room_nid, {nids}, :limit, :rows_max)
+"""
+
 SQL_BACKFILL: Final[LiteralString] = compose(
     fill(
         TEMPLATE_TRAVERSAL,
-        walk="""
-        ancestors_of(
-            r.room_nid,
-            ARRAY(
-                SELECT e.event_nid
-                FROM unnest(:event_ids) AS one (id)
-                CROSS JOIN LATERAL (
-                    SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0
-                ) AS e
-            ),
-            :limit, :rows_max
-        )
-        """,
-        event=fill(TEMPLATE_EVENT, event="e", room="room"),
+        walk=fill(TEMPLATE_ANCESTORS, nids=fill(TEMPLATE_NIDS, ids=":event_ids")),
+        event=PART_EVENT,
         order="DESC",
     ),
     WITHHELD,
@@ -80,31 +90,19 @@ SQL_BACKFILL: Final[LiteralString] = compose(
     rows_max="int",
 ).sql
 
+TEMPLATE_BETWEEN: Final[LiteralString] = """
+events_between(r.room_nid, {earliest}, {latest}, :limit, :min_depth, :rows_max)
+"""
+
 SQL_MISSING: Final[LiteralString] = compose(
     fill(
         TEMPLATE_TRAVERSAL,
-        walk="""
-        events_between(
-            r.room_nid,
-            ARRAY(
-                SELECT e.event_nid
-                FROM unnest(:earliest) AS one (id)
-                CROSS JOIN LATERAL (
-                    SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0
-                ) AS e
-            ),
-            ARRAY(
-                SELECT e.event_nid
-                FROM unnest(:latest) WITH ORDINALITY AS one (id, place)
-                CROSS JOIN LATERAL (
-                    SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0
-                ) AS e
-                ORDER BY one.place
-            ),
-            :limit, :min_depth, :rows_max
-        )
-        """,
-        event=fill(TEMPLATE_EVENT, event="e", room="room"),
+        walk=fill(
+            TEMPLATE_BETWEEN,
+            earliest=fill(TEMPLATE_NIDS, ids=":earliest"),
+            latest=fill(TEMPLATE_NIDS, ids=":latest"),
+        ),
+        event=PART_EVENT,
         order="ASC",
     ),
     WITHHELD,
@@ -143,13 +141,6 @@ WHERE r.room_id = $1::text
 """)
 
 
-class TraversalRow(NamedTuple):
-    """One event for a server or a user. `withheld`: they get the redacted form only."""
-
-    withheld: bool
-    event: StoredEventRow
-
-
 async def backfill(
     conn: Connection,
     room_id: RoomId,
@@ -166,7 +157,7 @@ async def backfill(
     world-readable ones of the ``limit`` events. Ids that are not stored are skipped. `UnknownRoom`.
     """
     rows = await conn.fetch(
-        SQL_BACKFILL, room_id, from_ids, limit, server_name, rows_max, row=TraversalRow
+        SQL_BACKFILL, room_id, from_ids, limit, server_name, rows_max, row=ReaderEventRow
     )
     return await _stored(conn, room_id, rows, server_name)
 
@@ -196,7 +187,7 @@ async def missing_events(
         min_depth,
         server_name,
         rows_max,
-        row=TraversalRow,
+        row=ReaderEventRow,
     )
     return await _stored(conn, room_id, rows, server_name)
 
@@ -210,7 +201,10 @@ async def is_resident(conn: Connection, server_name: ServerName, room_id: RoomId
 
 
 async def _stored(
-    conn: Connection, room_id: RoomId, rows: Sequence[TraversalRow], server_name: ServerName | None
+    conn: Connection,
+    room_id: RoomId,
+    rows: Sequence[ReaderEventRow],
+    server_name: ServerName | None,
 ) -> list[StoredEvent]:
     sent = server_name is not None
     if not rows:

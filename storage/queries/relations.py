@@ -35,7 +35,7 @@ from storage.queries.pagination.statements import (
 RECURSION_DEPTH: Final = 3
 """Depth of a recursive request. The specification recommends at least three."""
 
-PART_ORIGIN: Final[LiteralString] = """
+TEMPLATE_ORIGIN: Final[LiteralString] = """
 origin AS MATERIALIZED (
     SELECT e.event_nid, relation_key(e.event_id) AS key, e.room_nid, r.room_id, r.room_version,
         r.moves, reader.ignored,
@@ -148,7 +148,7 @@ ORDER BY page.topological_ordering {order}, page.stream_ordering {order}
 
 PARTS_RELATIONS: Final[dict[str, LiteralString]] = {
     "reader": PART_READER,
-    "origin": PART_ORIGIN,
+    "origin": TEMPLATE_ORIGIN,
     "lowest": "CASE WHEN :lower_live = 9223372036854775807 THEN :lower ELSE :above END",
     "once": "",
     # + 0: see `TEMPLATE_BUNDLES`
@@ -223,7 +223,7 @@ async def relations(
     `UnknownEvent` also where the user may not see the event, or where it is not of ``room_id``.
 
     Send one statement. Send one more for sync tokens of a time when a writer was behind
-    (`pagination.sync_tokens`), or where events were reordered since. A recursive walk reads at most
+    (`pagination.page`), or where events were reordered since. A recursive walk reads at most
     ``rows_max`` events, nearest to the event first, and returns what it has found by then.
     `InvalidToken` where more than ``rows_max`` moves have to be read for a token.
     """

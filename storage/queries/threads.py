@@ -23,15 +23,15 @@ from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries import relations
 from storage.queries.events import (
+    ReaderEventRow,
     StoredEvent,
-    StoredEventRow,
     related_id,
     served_at_once,
     stored_of,
 )
 from storage.queries.filters import PART_READER, TEMPLATE_RELATION_IS_VISIBLE
 from storage.queries.pagination.page import Page
-from storage.queries.pagination.statements import TEMPLATE_NEAREST
+from storage.queries.pagination.statements import TEMPLATE_RANGE_EVENTS
 from storage.streams import PaginationToken
 
 Include = Literal["all", "participated"]
@@ -149,7 +149,7 @@ SQL_THREADS: Final[LiteralString] = compose(
         TEMPLATE_THREADS,
         reader=PART_READER,
         replies=fill(
-            TEMPLATE_NEAREST,
+            TEMPLATE_RANGE_EVENTS,
             ranges="visible_range",
             near_end="upper",
             order="DESC",
@@ -202,13 +202,6 @@ class ThreadRow(NamedTuple):
     stream_ordering: int | None
     event_id: str | None
     json: StoredBytes | None
-
-
-class RootRow(NamedTuple):
-    """The root of a thread. ``withheld``: its sender was erased, and the reader was not there."""
-
-    withheld: bool
-    event: StoredEventRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,6 +319,6 @@ async def _roots(
         request.ignored,
         list(event_ids),
         request.participated,
-        row=RootRow,
+        row=ReaderEventRow,
     )
     return {row.event.event_id: stored_of(row.event, withheld=row.withheld) for row in rows}

@@ -21,14 +21,13 @@ from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection, require_room
 from storage.errors import InputError
 from storage.ids import RoomId, ServerName, UserId
-from storage.queries.events import StoredEvent, stored_of
-from storage.queries.federation import TraversalRow
+from storage.queries.events import ReaderEventRow, StoredEvent, stored_of
 from storage.queries.gaps import refuse_partial
 from storage.queries.pagination.page import Direction
 from storage.queries.pagination.statements import DirectedStatements, directed_statements
 
 # each order is read up to its first visible event, and the nearer one is the answer
-TEMPLATE_NEAREST_IN_TIME: Final[LiteralString] = """
+TEMPLATE_NEAREST: Final[LiteralString] = """
 WITH
 {room},
 out_of_order AS MATERIALIZED (
@@ -107,10 +106,8 @@ FROM (
             SELECT *
             FROM events e
             WHERE e.room_nid = last.room_nid AND NOT e.outlier
-                AND e.topological_ordering >= CASE WHEN {forwards}
-                    THEN GREATEST(part.lowest, last.topological_ordering) ELSE part.lowest END
-                AND e.topological_ordering <= CASE WHEN {forwards}
-                    THEN part.highest ELSE LEAST(part.highest, last.topological_ordering) END
+                AND e.topological_ordering >= part.lowest AND e.topological_ordering <= part.highest
+                AND e.topological_ordering {ahead} last.topological_ordering
             ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
             LIMIT :rows_max
         ) AS e
@@ -189,11 +186,11 @@ SEARCH_VALUES: Final[dict[str, str]] = {
 }
 
 SQL_NEAREST: Final[DirectedStatements] = directed_statements(
-    TEMPLATE_NEAREST_IN_TIME, PARTS_SEARCH, USER_SEES, WITHHELD, **SEARCH_VALUES
+    TEMPLATE_NEAREST, PARTS_SEARCH, USER_SEES, WITHHELD, **SEARCH_VALUES
 )
 
 SQL_NEAREST_OF_SERVER: Final[DirectedStatements] = directed_statements(
-    TEMPLATE_NEAREST_IN_TIME, PARTS_SERVER_SEARCH, WITHHELD, **SEARCH_VALUES
+    TEMPLATE_NEAREST, PARTS_SERVER_SEARCH, WITHHELD, **SEARCH_VALUES
 )
 
 SQL_BEYOND: Final[DirectedStatements] = directed_statements(
@@ -218,8 +215,8 @@ async def event_near(
     _check(direction)
     arguments = room_id, user_id, timestamp_ms, rows_max
     row = await SQL_NEAREST.fetchrow(
-        conn, direction, *arguments, row=TraversalRow
-    ) or await SQL_BEYOND.fetchrow(conn, direction, *arguments, row=TraversalRow)
+        conn, direction, *arguments, row=ReaderEventRow
+    ) or await SQL_BEYOND.fetchrow(conn, direction, *arguments, row=ReaderEventRow)
     if row is None:
         await require_room(conn, room_id)
         return None
@@ -242,7 +239,7 @@ async def timestamp_to_event(
     """
     _check(direction)
     row = await SQL_NEAREST_OF_SERVER.fetchrow(
-        conn, direction, room_id, server_name, timestamp_ms, rows_max, row=TraversalRow
+        conn, direction, room_id, server_name, timestamp_ms, rows_max, row=ReaderEventRow
     )
     if row is None:
         await (require_room if server_name is None else refuse_partial)(conn, room_id)

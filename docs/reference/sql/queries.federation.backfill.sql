@@ -16,17 +16,12 @@ room AS MATERIALIZED (
 found AS MATERIALIZED (
     SELECT walk.event_nid
     FROM room r
-    CROSS JOIN LATERAL ancestors_of(
-                r.room_nid,
-                ARRAY(
-                    SELECT e.event_nid
-                    FROM unnest($2::text[]) AS one (id)
-                    CROSS JOIN LATERAL (
-                        SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0
-                    ) AS e
-                ),
-                $3::int, $5::int
-            ) AS walk (event_nid)
+    CROSS JOIN LATERAL ancestors_of(r.room_nid, ARRAY(
+        SELECT e.event_nid
+        FROM unnest($2::text[]) WITH ORDINALITY AS one (id, place)
+        CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
+        ORDER BY one.place
+    ), $3::int, $5::int) AS walk (event_nid)
 )
 SELECT $4::text IS NOT NULL AND (
         NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences,

@@ -61,10 +61,8 @@ FROM (
             SELECT *
             FROM events e
             WHERE e.room_nid = last.room_nid AND NOT e.outlier
-                AND e.topological_ordering >= CASE WHEN false
-                    THEN GREATEST(part.lowest, last.topological_ordering) ELSE part.lowest END
-                AND e.topological_ordering <= CASE WHEN false
-                    THEN part.highest ELSE LEAST(part.highest, last.topological_ordering) END
+                AND e.topological_ordering >= part.lowest AND e.topological_ordering <= part.highest
+                AND e.topological_ordering <= last.topological_ordering
             ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
             LIMIT $4::bigint
         ) AS e

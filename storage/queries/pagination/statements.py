@@ -118,7 +118,7 @@ END AS left_out_levels
 # --------------------------------------------------------------------------------------------------
 # The parts of a page. A module gives `lowest`, `once`, `source`, `is_shown` and `and_columns`.
 
-TEMPLATE_NEAREST: Final[LiteralString] = """
+TEMPLATE_RANGE_EVENTS: Final[LiteralString] = """
 SELECT e.*
 FROM (SELECT * FROM {ranges} ORDER BY {near_end} {order}) AS r
 CROSS JOIN LATERAL (
@@ -151,7 +151,7 @@ page_range AS (
     {brought_ranges}
 )
     """,
-    "page": TEMPLATE_NEAREST,
+    "page": TEMPLATE_RANGE_EVENTS,
     "ranges": "page_range",
     "columns": """
 e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by,
