@@ -171,9 +171,9 @@ class PagesInTurn:
     async def page(self, query: VisibilityQuery) -> list[int | None]:
         """Return the nids of a page, whose events are made as `messages` does."""
         rows = await self.conn.fetch(query.sql, *query.arguments(self.room_id), row=TimelinePageRow)
-        events = [stored_of(row.page.event) for row in rows if row.page.event]
+        events = [stored_of(row.event) for row in rows if row.event]
         assert len(events) == PAGE + 1, query
-        return [row.page.event.event_nid for row in rows if row.page.event]
+        return [row.event.event_nid for row in rows if row.event]
 
     async def measured(self, bench: Bench) -> dict[str, Any]:
         """Return the milliseconds of each page, in turn, and of its CPU time on both sides."""

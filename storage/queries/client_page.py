@@ -3,7 +3,7 @@
 Most readers were joined at most events. Then the audience of a message says all: it is visible,
 whole, and the membership is "join". `SQL_CLIENT_PAGE` finds these events while it reads the page
 for the aggregations. The reason of a redaction is in it, too. Everything else is left to
-client_facts.py: state events, events without the reader, and the transactions of a device.
+`SQL_CLIENT_FACTS`: state events, events without the reader, and the transactions of a device.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -399,8 +399,8 @@ def _facts(rows: Iterable[ClientPageRow]) -> dict[EventId, ClientFacts]:
 #
 # Client-server API, "Room event format": `ClientEvent`. The keys and ``unsigned`` are built here.
 # Nothing of the sender's own ``unsigned`` is in them. A page takes one statement if the reader was
-# joined at all its events (client_page.py). Another statement has the facts of the other events, of
-# state events, and of events that the reader's device may have sent (client_facts.py).
+# joined at all its events. `SQL_CLIENT_FACTS` has the facts of the other events, of state events,
+# and of events that the reader's device may have sent.
 
 REDACTION: Final = "m.room.redaction"
 Facts = Mapping[EventId, ClientFacts]

@@ -16,8 +16,8 @@ event of the timeline has its last value in both states (`response.py`): the use
 event, or a merge has changed the state.
 
 Most changed rooms have no deltas (see rooms.py), and are not requested. If none has, no statement
-is sent. The same statement reads the stripped state of invites and knocks (stripped_state.py), so
-that a sync has a statement to spare.
+is sent. The same statement reads the stripped state of invites and knocks (`stripped`), so that a
+sync has a statement to spare.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -142,7 +142,7 @@ def _unknown(events: list[StoredEvent], sent: Mapping[str, EventId]) -> Iterator
 #
 # Each statement chooses keys and events (`entry`), a row each: kind, room_nid, state_key_nid,
 # event_nid. `TEMPLATE_ENTRY_ROWS` reads their events. `PART_SHOWN` chooses the events for a user
-# who is not in the room; stripped_state.py makes stripped state of them.
+# who is not in the room; `stripped` makes stripped state of them.
 
 PART_SHOWN: Final[LiteralString] = """
     -- create, join rules, name, topic, canonical alias, avatar, encryption
