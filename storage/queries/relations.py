@@ -150,6 +150,8 @@ PARTS_RELATIONS: Final[dict[str, LiteralString]] = {
     "reader": PART_READER,
     "origin": TEMPLATE_ORIGIN,
     "lowest": "CASE WHEN :lower_live = 9223372036854775807 THEN :lower ELSE :above END",
+    "ranges": "page_range",
+    "by_range": "",
     "once": "",
     # + 0: see `TEMPLATE_BUNDLES`
     "source": """

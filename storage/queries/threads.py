@@ -150,8 +150,8 @@ SQL_THREADS: Final[LiteralString] = compose(
         reader=PART_READER,
         replies=fill(
             TEMPLATE_RANGE_EVENTS,
-            ranges="visible_range",
-            near_end="upper",
+            ranges="(SELECT * FROM visible_range ORDER BY upper DESC)",
+            by_range="r.upper DESC,",
             order="DESC",
             columns="e.relates_to, e.topological_ordering, e.stream_ordering",
             source="e.room_nid = r.room_nid",

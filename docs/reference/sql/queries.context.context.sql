@@ -73,7 +73,7 @@ before AS (
 ),
 after AS (
     SELECT e.*
-    FROM (SELECT * FROM range_after ORDER BY lower ASC) AS r
+    FROM (SELECT * FROM range_after ORDER BY lower) AS r
     CROSS JOIN LATERAL (
         SELECT
             e.event_nid, e.topological_ordering, e.stream_ordering, NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
@@ -88,7 +88,7 @@ after AS (
         ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
         LIMIT $4::bigint
     ) AS e
-    ORDER BY r.lower ASC, e.topological_ordering ASC, e.stream_ordering ASC
+    ORDER BY r.lower, e.topological_ordering ASC, e.stream_ordering ASC
     LIMIT $4::bigint
 ),
 chosen AS (

@@ -84,7 +84,7 @@ page_range AS (
 ),
 page AS MATERIALIZED (
     SELECT e.*
-    FROM (SELECT * FROM page_range ORDER BY lower ASC) AS r
+    FROM page_range AS r
     CROSS JOIN LATERAL (
         SELECT
             e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by,
@@ -109,7 +109,7 @@ page AS MATERIALIZED (
         ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
         LIMIT $15::bigint + 1
     ) AS e
-    ORDER BY r.lower ASC, e.topological_ordering ASC, e.stream_ordering ASC
+    ORDER BY  e.topological_ordering ASC, e.stream_ordering ASC
     LIMIT $15::bigint + 1
 )
 SELECT

@@ -120,7 +120,7 @@ END AS left_out_levels
 
 TEMPLATE_RANGE_EVENTS: Final[LiteralString] = """
 SELECT e.*
-FROM (SELECT * FROM {ranges} ORDER BY {near_end} {order}) AS r
+FROM {ranges} AS r
 CROSS JOIN LATERAL (
     SELECT
         {columns}
@@ -133,12 +133,13 @@ CROSS JOIN LATERAL (
     ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
     LIMIT {limit}
 ) AS e
-ORDER BY r.{near_end} {order}, e.topological_ordering {order}, e.stream_ordering {order}
+ORDER BY {by_range} e.topological_ordering {order}, e.stream_ordering {order}
 LIMIT {limit}
 """
-"""The first events of some topological ranges, which do not overlap unless they are the same.
+"""The first events of some topological ranges. No event outside of them is read.
 
-`near_end`: the end of a range that the direction begins at. No event outside of the ranges is read.
+`ranges` that do not overlap are sorted, and `by_range` repeats that order: so no range is read
+after the limit. It is empty for those that do.
 """
 
 PARTS_PAGE: Final[dict[str, LiteralString]] = {
@@ -152,7 +153,8 @@ page_range AS (
 )
     """,
     "page": TEMPLATE_RANGE_EVENTS,
-    "ranges": "page_range",
+    "ranges": "(SELECT * FROM page_range ORDER BY {near_end} {order})",
+    "by_range": "r.{near_end} {order},",
     "columns": """
 e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering, e.depth, e.redacted_by,
 e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json {and_columns}
