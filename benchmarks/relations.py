@@ -28,8 +28,9 @@ SQL_SET: Final[LiteralString] = "UPDATE events SET json = $2::bytea WHERE event_
 async def store_plainly(conn: Connection, *event_ids: EventId) -> None:
     """Store these events as the bytes themselves."""
     for row in await conn.fetch(SQL_EVENTS, list(event_ids), row=EventWithVerdictRow):
-        raw: Any = decode(row.json, row.event_id, row.room_id)
-        await conn.execute(SQL_SET, row.event_id, raw)
+        event = row.event
+        raw: Any = decode(event.json, event.event_id, event.room_id)
+        await conn.execute(SQL_SET, event.event_id, raw)
 
 
 async def encode_all(conn: Connection) -> None:

@@ -19,7 +19,10 @@ from storage.database.connection import Connection
 from storage.queries import messages
 from storage.queries.events import stored_of
 from storage.queries.filters import ANY_EVENT
-from storage.queries.messages import PageRow
+from storage.queries.messages import TimelinePageRow
+from storage.queries.pagination.page import BEGINNING, PageRange
+from storage.queries.pagination.statements import range_values
+from storage.streams import PaginationToken
 from storage.streams.positions import LARGEST_POSITION
 from storage.testing import RoomBuilder
 
@@ -34,7 +37,9 @@ PRESENT: Final = 2 * PAGE  # events that the absent user sees before, and again 
 FILTER: Final = """AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences,
     r.world_audiences, r.shared_before, r.reader_nid, r.unread)"""
 RANGES: Final = """topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
-    $3::bigint, $9::bigint + 1, 0)"""
+    CASE WHEN false THEN lowest.topological_ordering ELSE $9::bigint END,
+    CASE WHEN false THEN 0 ELSE $17::bigint + 1 END,
+    CASE WHEN false THEN $17::bigint + 1 ELSE 0 END)"""
 EVERYWHERE: Final = """(
     SELECT 0::bigint AS lowest, 9223372036854775807 AS highest, s.*
     FROM visibility_of(r.room_nid, r.principal_nid) AS s
@@ -61,9 +66,10 @@ def without(sql: str, *parts: tuple[str, str]) -> str:
     return sql
 
 
-PLAIN: Final = without(messages.SQL_BACKWARDS, (RANGES, EVERYWHERE))
+ORDINARY: Final = messages.SQL_PAGE.ordinary.backwards
+PLAIN: Final = without(ORDINARY.sql, (RANGES, EVERYWHERE))
 UNFILTERED: Final = without(
-    messages.SQL_BACKWARDS, (RANGES, NOTHING), (FILTER, ""), (WITHHELD, "false AS withheld")
+    ORDINARY.sql, (RANGES, NOTHING), (FILTER, ""), (WITHHELD, "false AS withheld")
 )
 
 
@@ -111,9 +117,11 @@ class VisibilityQuery(NamedTuple):
     top: int
 
     def arguments(self, room_id: str) -> tuple[object, ...]:
-        now = LARGEST_POSITION
-        page: tuple[object, ...] = (room_id, self.user, self.top, now, now, 0, 0, now, PAGE, [])
-        return (*page, *ANY_EVENT.arguments, 0, 0, now)
+        """Return the arguments of the statement."""
+        start = PaginationToken(self.top, LARGEST_POSITION)
+        values = range_values(PageRange(start, BEGINNING, "b", PAGE)) | ANY_EVENT.values
+        reads = {"room_id": room_id, "user_id": self.user, "ignored": []}
+        return tuple(ORDINARY.bind({**values, **reads, "moves": LARGEST_POSITION}))
 
 
 async def run(bench: Bench) -> None:
@@ -150,17 +158,17 @@ class PagesInTurn:
         self.queries = {
             "ordinary, unfiltered": VisibilityQuery(UNFILTERED, ADMIN, across),
             "ordinary, plain filter": VisibilityQuery(PLAIN, ADMIN, across),
-            "ordinary": VisibilityQuery(messages.SQL_BACKWARDS, ADMIN, across),
-            "across what is hidden": VisibilityQuery(messages.SQL_BACKWARDS, ABSENT, across),
+            "ordinary": VisibilityQuery(ORDINARY.sql, ADMIN, across),
+            "across what is hidden": VisibilityQuery(ORDINARY.sql, ABSENT, across),
         }
         self.scan = VisibilityQuery(PLAIN, ABSENT, across)
 
     async def page(self, query: VisibilityQuery) -> list[int | None]:
         """Return the nids of a page, whose events are made as `messages` does."""
-        rows = await self.conn.fetch(query.sql, *query.arguments(self.room_id), row=PageRow)
-        events = [stored_of(row[messages.EVENT :]) for row in rows]
+        rows = await self.conn.fetch(query.sql, *query.arguments(self.room_id), row=TimelinePageRow)
+        events = [stored_of(row.event) for row in rows if row.event]
         assert len(events) == PAGE + 1, query
-        return [row.event_nid for row in rows]
+        return [row.event.event_nid for row in rows if row.event]
 
     async def measured(self, bench: Bench) -> dict[str, Any]:
         """Return the milliseconds of each page, in turn, and of its CPU time on both sides."""

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import storage
 from docs.generate.markup import code, page, table
-from storage.database.placeholders import PARAMETER_NAMES
+from storage.database.placeholders import PARAMETER_NAMES, NumberedStatement
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "reference/sql"
 OTHERS: Final = ("storage.pipeline", "storage.inspector")
@@ -110,14 +110,23 @@ def _statements(source: Source, modules: list[Source]) -> Iterator[AssembledStat
     for name, value in source.constants.items():
         if not name.startswith("SQL_") or isinstance(value, ast.Constant):
             continue
-        sql = getattr(source.module, name)
         users = [one for one in modules if one is source or (home, name) in one.imported]
-        yield AssembledStatement(
-            f"{home.removeprefix('storage.')}.{name.removeprefix('SQL_').lower()}",
-            "\n".join(line.rstrip() for line in sql.strip().splitlines()),
-            tuple(sender for one in users for sender in one.senders(name)),
-            tuple(_parameters(sql, PARAMETER_NAMES.get(sql, ()))),
-        )
+        for which, sql in _texts(getattr(source.module, name)):
+            yield AssembledStatement(
+                f"{home.removeprefix('storage.')}.{name.removeprefix('SQL_').lower()}{which}",
+                "\n".join(line.rstrip() for line in sql.strip().splitlines()),
+                tuple(sender for one in users for sender in one.senders(name)),
+                tuple(_parameters(sql, PARAMETER_NAMES.get(sql, ()))),
+            )
+
+
+def _texts(statement: Any) -> Iterator[tuple[str, str]]:
+    """Yield the text of a constant; of a statement in both directions, each one with its name."""
+    if isinstance(statement, str | NumberedStatement):
+        yield "", statement if isinstance(statement, str) else statement.sql
+        return
+    for field, one in zip(statement._fields, statement, strict=True):
+        yield from ((f".{field}{which}", sql) for which, sql in _texts(one))
 
 
 def _parameters(sql: str, names: tuple[str, ...]) -> Iterator[str]:

@@ -29,11 +29,12 @@ import asyncpg
 
 from storage.config import Config
 from storage.database.archived_bytes import ArchiveAccess, open_access
-from storage.database.dictionaries import load_for, stored_fields
+from storage.database.dictionaries import load_for
 from storage.database.dsn import DsnServer
 from storage.database.placeholders import long_lists_as_text
 from storage.database.pool import Isolation, Pool, begun
 from storage.database.prepared import PreparedAhead
+from storage.database.row_types import maker, stored_fields
 from storage.database.session import Connector, Guard, Session
 from storage.database.translate import (
     CONNECTING_ERRORS,
@@ -66,7 +67,7 @@ RETRY_MS_MAX: Final = 500  # largest upper bound
 
 T = TypeVar("T")
 R = TypeVar("R", bound=NamedTuple)
-"""The row type of a statement: its fields are the columns, in order."""
+"""The row type of a statement (`storage.database.row_types`)."""
 
 
 class Observer(Protocol):
@@ -112,7 +113,7 @@ class Connection:
 
     async def fetch(self, sql: str, *args: object, row: type[R]) -> list[R]:
         """Return all rows, each as a `row`."""
-        return await mapped(row._make, await self._records(sql, args, row))  # a public method
+        return await mapped(maker(row), await self._records(sql, args, row))
 
     async def records(self, sql: str, *args: object, row: type[R]) -> list[Any]:
         """Return all rows as the driver's records, columns by position; `row` names them.
@@ -128,7 +129,8 @@ class Connection:
             return None
         if positions := stored_fields(row):
             [record] = await load_for(self, [record], positions)
-        return row._make(record)  # NamedTuple's public method
+        made: R = maker(row)(record)
+        return made
 
     async def fetchval(self, sql: str, *args: object) -> Any:
         """Return the first column of the first row, or None."""

@@ -7,19 +7,17 @@ rows use it, so each snapshot that has the row has the dictionary.
 
     class ContentRow(NamedTuple):
         event_id: str
-        json: StoredBytes | None    # stored_fields(ContentRow) == (1,)
+        json: StoredBytes | None    # row_types.stored_fields(ContentRow) == (1,)
 """
 
 import logging
 from collections.abc import Iterable, Sequence
-from functools import cache
-from typing import Any, Final, LiteralString, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, Final, LiteralString, NamedTuple, Protocol, TypeVar
 
 from zstandard import ZstdError
 
 from storage.codec import (
     Dictionary,
-    StoredBytes,
     dictionaries_of,
     has_references,
     register,
@@ -62,17 +60,6 @@ class RowQueries(Protocol):
     @property
     def archive(self) -> ArchiveAccess:
         """Return what the session knows of the archive (`storage.database.archived_bytes`)."""
-
-
-@cache
-def stored_fields(row: type[NamedTuple]) -> tuple[int, ...]:
-    """Return the positions of the fields of a row type that are stored bytes of events."""
-    kinds = row.__annotations__
-    return tuple(
-        at
-        for at, name in enumerate(row._fields)
-        if kinds[name] is StoredBytes or StoredBytes in get_args(kinds[name])
-    )
 
 
 async def load_dictionaries(conn: RowQueries, dictionary_ids: Iterable[int]) -> None:

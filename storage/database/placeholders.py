@@ -338,6 +338,8 @@ class NumberedStatement:
     binders: Mapping[str, Callable[[Any], list[object]]]
     single: frozenset[str] = frozenset()
     """The inputs of exactly one row."""
+    has_rows: bool = True
+    """False: each argument is a single value."""
 
     def takes(self, values: Mapping[str, object]) -> bool:
         """Return whether the statement has a place for all rows of these values."""
@@ -355,6 +357,8 @@ class NumberedStatement:
         """
         if values.keys() != self.binders.keys():
             raise _differs("the statement", values, self.binders)
+        if not self.has_rows:
+            return list(map(values.__getitem__, self.binders))
         arguments: list[object] = []
         for name, bind in self.binders.items():
             arguments += bind(values[name])
@@ -452,7 +456,8 @@ def compose(
         for column in columns
     )
     lone = frozenset(n for n, item in numbering.inputs.items() if isinstance(item, OneInputRow))
-    return NumberedStatement(sql, binders, lone)
+    has_rows = numbering.parameters.keys() != values.keys()
+    return NumberedStatement(sql, binders, lone, has_rows)
 
 
 def by_column(names: Sequence[str], rows: Iterable[Iterable[object]]) -> ColumnValues:
@@ -526,6 +531,12 @@ def fill(template: LiteralString, /, **parts: LiteralString) -> LiteralString:
         raise ValueError(f"fill these parts first: {unfilled}")
     lines = [_filled(line, parts) for line in template.split("\n")]
     return _with_numbers("\n".join(line for line in lines if line is not None))
+
+
+def fill_all(template: LiteralString, parts: Mapping[str, LiteralString]) -> LiteralString:
+    """Return the template with the parts that it names; a part may name others of them."""
+    names = PLACEHOLDER.findall(template)
+    return fill(template, **{name: fill_all(parts[name], parts) for name in names})
 
 
 def _filled(line: str, parts: Mapping[str, str]) -> str | None:

@@ -3,14 +3,13 @@
 Most readers were joined at most events. Then the audience of a message says all: it is visible,
 whole, and the membership is "join". `SQL_CLIENT_PAGE` finds these events while it reads the page
 for the aggregations. The reason of a redaction is in it, too. Everything else is left to
-the second half of this file: state events, events without the reader, and a device's transactions.
+`SQL_CLIENT_FACTS`: state events, events without the reader, and the transactions of a device.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString, NamedTuple
 
-from storage.codec import StoredBytes
 from storage.database.columns import OWN_ENTRIES, USER_SEES, WHOLE
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES, MEMBERSHIPS
@@ -19,8 +18,8 @@ from storage.event import redact
 from storage.event.versions import version_of
 from storage.ids import EventId, UserId
 from storage.persist.model.results import transaction_id_of
-from storage.queries.events import Aggregations, StoredEvent, size_of, stored_of
-from storage.queries.filters import TEMPLATE_IGNORED
+from storage.queries.events import Aggregations, StoredEvent, StoredEventRow, size_of, stored_of
+from storage.queries.filters import PART_READER
 from storage.queries.relations import PART_BUNDLES, REFERENCES_MAX, AggregationRow, combined
 from storage.queries.state_at import lost
 from storage.turns import in_turns
@@ -170,8 +169,8 @@ class ClientFactsRow(NamedTuple):
     ``is_shown``: it is visible, or an own membership of the reader.
     ``is_whole`` False: its sender was erased, and the reader was not there. ``membership``: the
     reader's at the event, 0 for none, None for an outlier. ``is_other_whole`` is that of the state
-    event that the event replaced. The columns from `event_nid` on are
-    those of the redaction itself, or of the state event that the event replaced.
+    event that the event replaced. ``other`` is the redaction itself, or the state event that the
+    event replaced.
     """
 
     about: str
@@ -185,24 +184,9 @@ class ClientFactsRow(NamedTuple):
     lost_group: int | None
     may_see_other: bool
     is_other_whole: bool
-    event_nid: int | None
-    event_id: str | None
-    room_id: str | None
-    room_version: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    encoding: int | None
-    json: StoredBytes | None
+    other: StoredEventRow | None
 
 
-OTHER: Final = ClientFactsRow._fields.index("event_nid")
-"""The first column of the other event."""
 LEAVE: Final = MEMBERSHIP_NAMES[MEMBERSHIPS["leave"]]
 
 
@@ -237,18 +221,18 @@ async def client_facts(
             raise lost(row.lost_group, row.about)
     redactions = {
         row.about: (
-            stored_of(row[OTHER:], withheld=not (row.is_visible and row.is_whole)),
+            stored_of(row.other, withheld=not (row.is_visible and row.is_whole)),
             _of(row),
         )
         for row in rows
-        if row.is_redaction
+        if row.is_redaction and row.other is not None
     }
     return {
         EventId(row.about): _of(
             row,
             redactions.get(row.redaction_id or ""),
-            stored_of(row[OTHER:], withheld=not row.is_other_whole)
-            if row.event_nid and row.may_see_other
+            stored_of(row.other, withheld=not row.is_other_whole)
+            if row.other is not None and row.may_see_other
             else None,
         )
         for row in rows
@@ -268,12 +252,7 @@ def _of(
 
 TEMPLATE_CLIENT_PAGE: Final[LiteralString] = """
 WITH
-reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
-        0) AS principal_nid,
-        {ignored} AS ignored,
-        :has_device AS has_device
-),
+{reader},
 -- the rooms come first: so the visibility is checked while the events are read
 room AS MATERIALIZED (
     SELECT r.room_nid, reader.principal_nid, reader.ignored, v.*
@@ -288,7 +267,7 @@ named AS MATERIALIZED (
             AND :whole.of(room) AS whole,
         -- the reader was joined, and no transaction id can be missing
         e.state_key_nid IS NULL AND was_there(e, room.joined_since, room.joined_audiences)
-            AND NOT (reader.has_device AND e.sender_nid = room.principal_nid) AS is_usual
+            AND NOT (:has_device AND e.sender_nid = room.principal_nid) AS is_usual
     FROM room
     CROSS JOIN reader
     JOIN events e USING (room_nid)
@@ -324,7 +303,7 @@ part AS (
 SELECT COALESCE(user_sees(e, :user_sees.of(room))
         AND was_there(e, room.joined_since, room.joined_audiences)
         AND e.state_key_nid IS NULL
-        AND NOT (reader.has_device AND e.sender_nid = room.principal_nid), false) AS is_usual,
+        AND NOT (:has_device AND e.sender_nid = room.principal_nid), false) AS is_usual,
     t.about, t.kind, t.events, t.participated, t.ids, s.*
 FROM part t
 CROSS JOIN reader
@@ -336,8 +315,8 @@ LEFT JOIN room ON room.room_nid = e.room_nid
 SQL_CLIENT_PAGE: Final[LiteralString] = compose(
     fill(
         TEMPLATE_CLIENT_PAGE,
+        reader=PART_READER,
         bundles=PART_BUNDLES,
-        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
     ),
     USER_SEES,
     WHOLE,
@@ -356,34 +335,13 @@ class ClientPageRow(NamedTuple):
     "replacement", "thread" and "references": as in `AggregationRow`. "redaction": the redaction of
     the event ``about``, which is usual otherwise. "usual": the ids of such events.
 
-    ``is_usual``: the event of the row is usual itself. The other columns are those of
-    `AggregationRow`.
+    ``is_usual``: the event of the row is usual itself.
     """
 
     is_usual: bool
-    about: str
-    kind: str
-    events: int | None
-    participated: bool | None
-    ids: list[str] | None
-    event_nid: int | None
-    event_id: str | None
-    room_id: str | None
-    room_version: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    encoding: int | None
-    json: StoredBytes | None
+    part: AggregationRow
 
 
-EVENT: Final = ClientPageRow._fields.index("event_nid")
-"""The first column of the event."""
 USUAL: Final = ClientFacts(is_shown=True, is_whole=True, membership="join", transaction_id=None)
 """The facts of a visible message at which the reader was joined."""
 
@@ -418,25 +376,21 @@ async def client_page(
         has_device,
         row=ClientPageRow,
     )
-    related = [
-        AggregationRow._make(row[1:])  # NamedTuple's public method
-        for row in rows
-        if row.kind not in ("redaction", "usual")
-    ]
+    related = (row.part for row in rows if row.part.kind not in ("redaction", "usual"))
     return ClientPage(combined(related), _facts(rows))
 
 
 def _facts(rows: Iterable[ClientPageRow]) -> dict[EventId, ClientFacts]:
     facts: dict[EventId, ClientFacts] = {}
-    for row in rows:
-        if row.kind == "usual":
-            facts |= dict.fromkeys(map(EventId, row.ids or ()), USUAL)
-        elif row.is_usual and row.event_id is not None:
-            if row.kind == "redaction":
-                redaction = (stored_of(row[EVENT:]), USUAL)
-                facts[EventId(row.about)] = ClientFacts(True, True, "join", None, redaction)
+    for is_usual, part in rows:
+        if part.kind == "usual":
+            facts |= dict.fromkeys(map(EventId, part.ids or ()), USUAL)
+        elif is_usual and part.event is not None:
+            if part.kind == "redaction":
+                redaction = (stored_of(part.event), USUAL)
+                facts[EventId(part.about)] = ClientFacts(True, True, "join", None, redaction)
             else:
-                facts[EventId(row.event_id)] = USUAL
+                facts[part.event.event_id] = USUAL
     return facts
 
 
@@ -445,8 +399,8 @@ def _facts(rows: Iterable[ClientPageRow]) -> dict[EventId, ClientFacts]:
 #
 # Client-server API, "Room event format": `ClientEvent`. The keys and ``unsigned`` are built here.
 # Nothing of the sender's own ``unsigned`` is in them. A page takes one statement if the reader was
-# joined at all its events (above). Another statement has the facts of the other events, of
-# state events, and of events that the reader's device may have sent.
+# joined at all its events. `SQL_CLIENT_FACTS` has the facts of the other events, of state events,
+# and of events that the reader's device may have sent.
 
 REDACTION: Final = "m.room.redaction"
 Facts = Mapping[EventId, ClientFacts]

@@ -7,27 +7,35 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, LiteralString, NamedTuple
 
-from storage.codec import StoredBytes
 from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection
 from storage.database.placeholders import compose, fill
 from storage.errors import UnknownEvent
 from storage.ids import EventId, RoomId, UserId
-from storage.queries.events import StoredEvent, StoredEventRow, served_at_once, stored, stored_of
-from storage.queries.filters import ANY_EVENT, FILTER_VALUES, TEMPLATE_IGNORED, EventFilter
+from storage.queries.events import (
+    TEMPLATE_EVENT,
+    StoredEvent,
+    StoredEventRow,
+    served_at_once,
+    stored_of,
+)
+from storage.queries.filters import (
+    ANY_EVENT,
+    FILTER_VALUES,
+    PART_IS_REQUESTED,
+    PART_READER,
+    EventFilter,
+)
 from storage.queries.pagination.page import edge
+from storage.queries.pagination.statements import TEMPLATE_RANGE_EVENTS
 from storage.queries.state_at import lost
 
 TEMPLATE_CONTEXT: Final[LiteralString] = """
 WITH
-reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
-        0) AS principal_nid
-),
+{reader},
 target AS MATERIALIZED (
-    SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid,
-        :withheld.of(v) AS withheld,
-        {ignored} AS ignored, f.*
+    SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.*,
+        :withheld.of(v) AS withheld, f.*
     FROM reader
     CROSS JOIN filter_of(:types, :not_types, :senders, :not_senders, :contains_url) AS f
     CROSS JOIN events e
@@ -38,12 +46,26 @@ target AS MATERIALIZED (
 ),
 -- the topological ranges of the reader's audiences: the hidden events between them are not read
 visible_range AS MATERIALIZED (
-    SELECT v.*
+    SELECT t.room_nid, t.topological_ordering, t.stream_ordering, t.ignored, t.types, t.not_types,
+        t.senders, t.not_senders, t.contains_url, v.*
     FROM target t
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL topological_ranges_of(
         t.room_nid, t.principal_nid, r.out_of_range, t.topological_ordering, :before_max, :after_max
     ) AS v
+),
+range_before AS (
+    SELECT v.*, v.lowest AS lower, 0::bigint AS lower_stream,
+        LEAST(v.topological_ordering, v.highest) AS upper,
+        CASE WHEN v.highest < v.topological_ordering THEN 9223372036854775807
+            ELSE v.stream_ordering - 1 END AS upper_stream
+    FROM visible_range v
+),
+range_after AS (
+    SELECT v.*, GREATEST(v.topological_ordering, v.lowest) AS lower,
+        CASE WHEN v.lowest > v.topological_ordering THEN 0 ELSE v.stream_ordering + 1
+            END AS lower_stream, v.highest AS upper, 9223372036854775807 AS upper_stream
+    FROM visible_range v
 ),
 before AS (
     {before}
@@ -65,55 +87,33 @@ JOIN stored_events s USING (event_nid)
 ORDER BY s.topological_ordering, s.stream_ordering
 """
 
-TEMPLATE_SIDE: Final[LiteralString] = """
-    SELECT e.event_nid, e.withheld
-    FROM (SELECT * FROM target CROSS JOIN visible_range v ORDER BY v.{near_end} {order}) AS t
-    CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-            :withheld.of(t) AS withheld
-        FROM events e
-        WHERE e.room_nid = t.room_nid AND NOT e.outlier
-            AND (e.topological_ordering, e.stream_ordering) {beyond} (
-                {nearer}(t.topological_ordering, t.{near_end}),
-                CASE WHEN t.{near_end} {beyond} t.topological_ordering THEN {edge}
-                    ELSE t.stream_ordering END
-            )
-            AND e.topological_ordering {within} t.{far_end}
-            AND user_sees(e, :user_sees.of(t))
-            AND not_ignored(e, t.ignored)
-            AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
-        ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
-        LIMIT {limit}
-    ) AS e
-    ORDER BY t.{near_end} {order}, e.topological_ordering {order}, e.stream_ordering {order}
-    LIMIT {limit}
-"""
+PARTS_SIDE: Final[dict[str, LiteralString]] = {
+    "columns": """
+    e.event_nid, e.topological_ordering, e.stream_ordering, :withheld.of(r) AS withheld
+    """,
+    "source": "e.room_nid = r.room_nid",
+    "which": PART_IS_REQUESTED,
+}
 
 SQL_CONTEXT: Final[LiteralString] = compose(
     fill(
         TEMPLATE_CONTEXT,
-        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
+        reader=PART_READER,
         before=fill(
-            TEMPLATE_SIDE,
+            TEMPLATE_RANGE_EVENTS,
+            ranges="(SELECT * FROM range_before ORDER BY upper DESC)",
+            by_range="r.upper DESC,",
             order="DESC",
-            near_end="highest",
-            far_end="lowest",
-            beyond="<",
-            within=">=",
-            nearer="LEAST",
-            edge="9223372036854775807",
             limit=":before_max",
+            **PARTS_SIDE,
         ),
         after=fill(
-            TEMPLATE_SIDE,
+            TEMPLATE_RANGE_EVENTS,
+            ranges="(SELECT * FROM range_after ORDER BY lower)",
+            by_range="r.lower,",
             order="ASC",
-            near_end="lowest",
-            far_end="highest",
-            beyond=">",
-            within="<=",
-            nearer="GREATEST",
-            edge="0",
             limit=":after_max",
+            **PARTS_SIDE,
         ),
     ),
     USER_SEES,
@@ -127,14 +127,10 @@ SQL_CONTEXT: Final[LiteralString] = compose(
     room_id="text",
 ).sql
 
-SQL_STATE_AT: Final[LiteralString] = compose(
-    """
+TEMPLATE_STATE_AT: Final[LiteralString] = """
 SELECT path.state_group, path.is_lost
-    OR (entry.event_nid IS NOT NULL AND s.event_nid IS NULL) AS is_lost, s.event_nid, s.event_id,
-        r.room_id, r.room_version, s.stream_ordering, s.topological_ordering,
-    claimed_depth(s.depth, s.topological_ordering) AS depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = s.redacted_by) AS redacted_by,
-    s.rejected, s.soft_failed, s.outlier, s.redacted_form, s.encoding, s.json
+    OR (entry.event_nid IS NOT NULL AND s.event_nid IS NULL) AS is_lost,
+    {event}
 FROM events e
 JOIN rooms r USING (room_nid)
 CROSS JOIN filter_of(:types, :not_types, :senders, :not_senders, :contains_url) AS f
@@ -150,34 +146,24 @@ LEFT JOIN events s ON s.event_nid = entry.event_nid
 WHERE e.event_id = :event_id
     AND (s.event_nid IS NULL
         OR is_wanted(s, f.types, f.not_types, f.senders, f.not_senders, f.contains_url))
-""",
+"""
+
+SQL_STATE_AT: Final[LiteralString] = compose(
+    fill(TEMPLATE_STATE_AT, event=fill(TEMPLATE_EVENT, event="s", room="r")),
     event_id="text",
     **FILTER_VALUES,
 ).sql
 
 
 class ContextStateRow(NamedTuple):
-    """One event of the state (``event_nid`` None: the state is empty).
+    """One event of the state (None: the state is empty).
 
     ``is_lost``: a row of the group's path, or the event, is missing.
     """
 
     state_group: int
     is_lost: bool
-    event_nid: int | None
-    event_id: str | None
-    room_id: str
-    room_version: str
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    encoding: int | None
-    json: StoredBytes | None
+    event: StoredEventRow | None
 
 
 class ContextRow(NamedTuple):
@@ -186,26 +172,7 @@ class ContextRow(NamedTuple):
     side: int
     moves: int
     withheld: bool
-    event_nid: int
-    event_id: str
-    room_id: str
-    room_version: str
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool
-    outlier: bool
-    redacted_form: bool
-    encoding: int
-    json: StoredBytes
-
-
-EVENT: Final = ContextRow._fields.index("event_nid")
-"""The first column of the event."""
-STATE_EVENT: Final = ContextStateRow._fields.index("event_nid")
-"""The first column of the event in a row of the state."""
+    event: StoredEventRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +227,7 @@ async def context(
     )
     if not rows:
         raise UnknownEvent(event_id)
-    events = [stored_of(row[EVENT:], withheld=row.withheld) for row in rows]
+    events = [stored_of(row.event, withheld=row.withheld) for row in rows]
     event_index = next(index for index, row in enumerate(rows) if row.side == 0)
     nearest = sorted(range(len(events)), key=lambda index: abs(index - event_index))
     served = nearest[: await served_at_once([events[index] for index in nearest])]
@@ -286,7 +253,5 @@ async def _state_at(
     rows = await conn.fetch(SQL_STATE_AT, event_id, *event_filter.arguments, row=ContextStateRow)
     if any(row.is_lost for row in rows):
         raise lost(rows[0].state_group, event_id)
-    events = [
-        stored(StoredEventRow._make(row[STATE_EVENT:])) for row in rows if row.event_nid is not None
-    ]  # NamedTuple's public method
+    events = [stored_of(row.event) for row in rows if row.event is not None]
     return sorted(events, key=attrgetter("event_id"))

@@ -46,8 +46,8 @@ class StoredEventRow(NamedTuple):
     """One event as every query selects it: the columns of the view `stored_events`."""
 
     event_nid: int
-    event_id: str
-    room_id: str
+    event_id: EventId
+    room_id: RoomId
     room_version: str
     stream_ordering: int | None
     topological_ordering: int | None
@@ -59,25 +59,54 @@ class StoredEventRow(NamedTuple):
     redacted_form: bool
     encoding: int
     json: StoredBytes
+
+
+TEMPLATE_EVENT: Final[LiteralString] = """
+{event}.event_nid, {event}.event_id, {room}.room_id, {room}.room_version,
+{event}.stream_ordering, {event}.topological_ordering,
+claimed_depth({event}.depth, {event}.topological_ordering) AS depth,
+CASE WHEN {event}.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
+    WHERE b.event_nid = {event}.redacted_by) END AS redacted_by,
+{event}.rejected, {event}.soft_failed, {event}.outlier, {event}.redacted_form, {event}.encoding,
+{event}.json
+"""
+"""The columns of `StoredEventRow`, where the statement has read the event and its room already."""
+
+
+class ReaderEventRow(NamedTuple):
+    """One event for a user or a server. ``withheld``: they get the redacted form only."""
+
+    withheld: bool
+    event: StoredEventRow
+
+
+class RoomEventRow(NamedTuple):
+    """One event of a room whose id and version the statement returns beside it, or once."""
+
+    event_id: EventId
+    stream_ordering: int | None
+    topological_ordering: int | None
+    redacted_by: str | None
+    rejected: str | None
+    soft_failed: bool
+    outlier: bool
+    redacted_form: bool
+    json: StoredBytes
+
+
+PART_ROOM_EVENT: Final[LiteralString] = """
+e.event_id, e.stream_ordering, e.topological_ordering,
+CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
+    WHERE b.event_nid = e.redacted_by) END AS redacted_by,
+e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json
+"""
+"""The columns of `RoomEventRow` of the event `e`."""
 
 
 class EventWithVerdictRow(NamedTuple):
     """One event as `StoredEventRow` has it, and the reason why the caller refused it."""
 
-    event_nid: int
-    event_id: str
-    room_id: str
-    room_version: str
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool
-    outlier: bool
-    redacted_form: bool
-    encoding: int
-    json: StoredBytes
+    event: StoredEventRow
     refused: str | None
 
 
@@ -278,31 +307,23 @@ _compared: Final = attrgetter(*(field.name for field in fields(StoredEvent) if f
 """The values of two equal events, but for their bytes."""
 
 
-def stored(
-    row: StoredEventRow, *, redacted: bool = True, withheld: bool = False, sent: bool = False
-) -> StoredEvent:
-    """Return the event of a row.
-
-    ``redacted`` False shows the content also where a redaction took effect. ``withheld`` hides it
-    in any case.
-
-    ``sent``: the event goes to another server, so ``raw`` never has more than ``json``.
-    """
-    return stored_of(row, redacted=redacted, withheld=withheld, sent=sent)
-
-
 def stored_of(
-    columns: Sequence[Any],
+    row: StoredEventRow,
     *,
     redacted: bool = True,
     withheld: bool = False,
     sent: bool = False,
     refused: str | None = None,
 ) -> StoredEvent:
-    """Return the event of columns in the order of `StoredEventRow`.
+    """Return the event of a row.
 
-    Queries with more columns use it. Reads of thousands of events spend much of their time here, so
-    it parses nothing that the read does not need.
+    Reads of thousands of events spend much of their time here, so it parses nothing that the read
+    does not need.
+
+    ``redacted`` False shows the content also where a redaction took effect. ``withheld`` hides it
+    in any case.
+
+    ``sent``: the event goes to another server, so ``raw`` never has more than ``json``.
     """
     (
         _,
@@ -319,13 +340,13 @@ def stored_of(
         redacted_form,
         _,
         stored_bytes,
-    ) = columns
+    ) = row
     pruned = withheld or redacted_form or (redacted and redacted_by is not None)
     json = None
     if withheld or (sent and pruned):
         raw = decode_recent(stored_bytes, event_id, room_id)
         json = event_json(event_id, raw, version, redacted=True)
-        stored_bytes = canonical(json)
+        stored_bytes = StoredBytes(canonical(json))
     event = _MutableEvent(
         event_id,
         room_id,
@@ -353,8 +374,7 @@ def event_of_room(
 ) -> StoredEvent:
     """Return an event of a known room: for queries that select the columns of the room once.
 
-    ``columns``: event_id, stream_ordering, topological_ordering, redacted_by, rejected,
-    soft_failed, outlier, redacted_form, json.
+    ``columns``: those of `RoomEventRow`, in its order.
     """
     (
         event_id,
@@ -426,7 +446,7 @@ async def events(
     async for part in parts(list(event_ids), EVENTS_MAX):
         rows = await conn.fetch(SQL_EVENTS, part, row=EventWithVerdictRow)
         stored |= {
-            EventId(row.event_id): stored_of(row[:-1], redacted=redacted, refused=row.refused)
+            row.event.event_id: stored_of(row.event, redacted=redacted, refused=row.refused)
             for row in rows
         }
     return stored

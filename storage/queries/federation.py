@@ -11,19 +11,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, LiteralString, NamedTuple
 
-from storage.codec import StoredBytes
 from storage.database.columns import AUTH_NIDS, WITHHELD
 from storage.database.connection import Connection, require_room
 from storage.database.placeholders import compose, fill
 from storage.errors import UnknownEvent, UnknownRoom
 from storage.ids import EventId, RoomId, ServerName, UserId
 from storage.queries.auth_chain import state_and_chain_ids
-from storage.queries.events import StoredEvent, StoredEventRow, stored
+from storage.queries.events import (
+    TEMPLATE_EVENT,
+    ReaderEventRow,
+    StoredEvent,
+    StoredEventRow,
+    stored_of,
+)
 from storage.queries.gaps import refuse_partial
 from storage.queries.state_at import event_nids_before
 
-SQL_BACKFILL: Final[LiteralString] = compose(
-    """
+TEMPLATE_TRAVERSAL: Final[LiteralString] = """
 WITH
 server AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :server_name),
@@ -39,29 +43,45 @@ room AS MATERIALIZED (
 found AS MATERIALIZED (
     SELECT walk.event_nid
     FROM room r
-    CROSS JOIN LATERAL ancestors_of(r.room_nid,
-        ARRAY(
-            SELECT e.event_nid
-            FROM unnest(:event_ids) AS one (id)
-            CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
-        ), :limit, :rows_max) AS walk (event_nid)
+    CROSS JOIN LATERAL {walk} AS walk (event_nid)
 )
 SELECT :server_name IS NOT NULL AND (
         NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences,
             room.reader_nid, room.unread)
         OR (:withheld.of(room))
     ) AS withheld,
-    e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering,
-        e.topological_ordering, claimed_depth(e.depth, e.topological_ordering) AS depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
-    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
+    {event}
 FROM room
 CROSS JOIN found
 JOIN events e USING (event_nid)
 WHERE :server_name IS NULL
     OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
-ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
-""",
+ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
+"""
+
+TEMPLATE_NIDS: Final[LiteralString] = """
+ARRAY(
+    SELECT e.event_nid
+    FROM unnest({ids}) WITH ORDINALITY AS one (id, place)
+    CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
+    ORDER BY one.place
+)
+"""
+"""The events of these ids that are stored, in their order."""
+
+PART_EVENT: Final[LiteralString] = fill(TEMPLATE_EVENT, event="e", room="room")
+
+TEMPLATE_ANCESTORS: Final[LiteralString] = """
+ancestors_of(r.room_nid, {nids}, :limit, :rows_max)
+"""
+
+SQL_BACKFILL: Final[LiteralString] = compose(
+    fill(
+        TEMPLATE_TRAVERSAL,
+        walk=fill(TEMPLATE_ANCESTORS, nids=fill(TEMPLATE_NIDS, ids=":event_ids")),
+        event=PART_EVENT,
+        order="DESC",
+    ),
     WITHHELD,
     room_id="text",
     event_ids="text[]",
@@ -70,55 +90,21 @@ ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
     rows_max="int",
 ).sql
 
+TEMPLATE_BETWEEN: Final[LiteralString] = """
+events_between(r.room_nid, {earliest}, {latest}, :limit, :min_depth, :rows_max)
+"""
+
 SQL_MISSING: Final[LiteralString] = compose(
-    """
-WITH
-server AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :server_name),
-        0) AS principal_nid
-),
-room AS MATERIALIZED (
-    SELECT r.room_nid, r.room_id, r.room_version, v.*
-    FROM server
-    CROSS JOIN rooms r
-    CROSS JOIN LATERAL visibility_of(r.room_nid, server.principal_nid) AS v
-    WHERE r.room_id = :room_id AND (:server_name IS NULL OR NOT r.is_partial)
-),
-found AS MATERIALIZED (
-    SELECT walk.event_nid
-    FROM room r
-    CROSS JOIN LATERAL events_between(
-        r.room_nid,
-        ARRAY(
-            SELECT e.event_nid
-            FROM unnest(:earliest) AS one (id)
-            CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
+    fill(
+        TEMPLATE_TRAVERSAL,
+        walk=fill(
+            TEMPLATE_BETWEEN,
+            earliest=fill(TEMPLATE_NIDS, ids=":earliest"),
+            latest=fill(TEMPLATE_NIDS, ids=":latest"),
         ),
-        ARRAY(
-            SELECT e.event_nid
-            FROM unnest(:latest) WITH ORDINALITY AS one (id, place)
-            CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
-            ORDER BY one.place
-        ),
-        :limit, :min_depth, :rows_max
-    ) AS walk (event_nid)
-)
-SELECT :server_name IS NOT NULL AND (
-        NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences,
-            room.reader_nid, room.unread)
-        OR (:withheld.of(room))
-    ) AS withheld,
-    e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering,
-        e.topological_ordering, claimed_depth(e.depth, e.topological_ordering) AS depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
-    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
-FROM room
-CROSS JOIN found
-JOIN events e USING (event_nid)
-WHERE :server_name IS NULL
-    OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
-ORDER BY e.topological_ordering, e.stream_ordering
-""",
+        event=PART_EVENT,
+        order="ASC",
+    ),
     WITHHELD,
     room_id="text",
     earliest="text[]",
@@ -155,30 +141,6 @@ WHERE r.room_id = $1::text
 """)
 
 
-class TraversalRow(NamedTuple):
-    """One event for a server or a user. `withheld`: they get the redacted form only."""
-
-    withheld: bool
-    event_nid: int
-    event_id: str
-    room_id: str
-    room_version: str
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool
-    outlier: bool
-    redacted_form: bool
-    encoding: int
-    json: StoredBytes
-
-
-EVENT: Final = TraversalRow._fields.index("event_nid")
-"""The first column of the event."""
-
-
 async def backfill(
     conn: Connection,
     room_id: RoomId,
@@ -195,7 +157,7 @@ async def backfill(
     world-readable ones of the ``limit`` events. Ids that are not stored are skipped. `UnknownRoom`.
     """
     rows = await conn.fetch(
-        SQL_BACKFILL, room_id, from_ids, limit, server_name, rows_max, row=TraversalRow
+        SQL_BACKFILL, room_id, from_ids, limit, server_name, rows_max, row=ReaderEventRow
     )
     return await _stored(conn, room_id, rows, server_name)
 
@@ -225,7 +187,7 @@ async def missing_events(
         min_depth,
         server_name,
         rows_max,
-        row=TraversalRow,
+        row=ReaderEventRow,
     )
     return await _stored(conn, room_id, rows, server_name)
 
@@ -239,14 +201,15 @@ async def is_resident(conn: Connection, server_name: ServerName, room_id: RoomId
 
 
 async def _stored(
-    conn: Connection, room_id: RoomId, rows: Sequence[TraversalRow], server_name: ServerName | None
+    conn: Connection,
+    room_id: RoomId,
+    rows: Sequence[ReaderEventRow],
+    server_name: ServerName | None,
 ) -> list[StoredEvent]:
     sent = server_name is not None
     if not rows:
         await (refuse_partial if sent else require_room)(conn, room_id)
-    return [
-        stored(StoredEventRow._make(row[EVENT:]), withheld=row.withheld, sent=sent) for row in rows
-    ]
+    return [stored_of(row.event, withheld=row.withheld, sent=sent) for row in rows]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -452,4 +415,4 @@ async def event_auth(conn: Connection, event_id: EventId) -> list[StoredEvent]:
     rows = await conn.fetch(SQL_EVENT_AUTH, event_id, row=StoredEventRow)
     if not rows:
         raise UnknownEvent(event_id)
-    return [stored(row) for row in rows if row.event_id != event_id]
+    return [stored_of(row) for row in rows if row.event_id != event_id]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, LiteralString
 
 from storage import arguments as args
+from storage.database.placeholders import fill
 from storage.ids import RoomId
 
 
@@ -35,17 +36,20 @@ class EventFilter:
             args.flag(self.contains_url, "contains_url")
 
     @property
-    def arguments(
-        self,
-    ) -> tuple[list[str] | None, list[str] | None, list[str] | None, list[str] | None, bool | None]:
+    def values(self) -> dict[str, list[str] | bool | None]:
+        """Return the values of `FILTER_VALUES`."""
+        return {
+            "types": _list(self.types),
+            "not_types": _list(self.not_types),
+            "senders": _list(self.senders),
+            "not_senders": _list(self.not_senders),
+            "contains_url": self.contains_url,
+        }
+
+    @property
+    def arguments(self) -> tuple[list[str] | bool | None, ...]:
         """Return the arguments of `filter_of`."""
-        return (
-            _list(self.types),
-            _list(self.not_types),
-            _list(self.senders),
-            _list(self.not_senders),
-            self.contains_url,
-        )
+        return tuple(self.values.values())
 
 
 ANY_EVENT: Final = EventFilter()
@@ -57,10 +61,10 @@ FILTER_VALUES: Final = {
     "not_senders": "text[]",
     "contains_url": "boolean",
 }
-"""The parameters that `EventFilter.arguments` has the values of."""
+"""The parameters that `EventFilter.values` has the values of: those of `filter_of`."""
 
-TEMPLATE_IGNORED: Final[LiteralString] = """
-ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE({named}, ARRAY(
+PART_IGNORED: Final[LiteralString] = """
+ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE(:ignored, ARRAY(
     -- clients can store anything there, also the one character that jsonb cannot have
     SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\\u0000', '\\ufffd')::jsonb,
         '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
@@ -68,13 +72,42 @@ ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE({named}, AR
     CROSS JOIN event_types t
     JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
         AND d.type_nid = t.type_nid
-    WHERE p.name = {reader} AND t.type = 'm.ignored_user_list'
+    WHERE p.name = :user_id AND t.type = 'm.ignored_user_list'
 ))))
 """
-"""The named users; where none are given, those that the reader ignores by account data.
+"""The users in `:ignored`; where none are given, those that `:user_id` ignores by account data.
 
 Client-server API, "Ignoring Users": m.ignored_user_list.
 """
+
+TEMPLATE_READER: Final[LiteralString] = """
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
+        0) AS principal_nid,
+        {ignored} AS ignored
+)
+"""
+
+PART_READER: Final[LiteralString] = fill(TEMPLATE_READER, ignored=PART_IGNORED)
+"""The user who reads, and whom they ignore."""
+
+PART_IS_REQUESTED: Final[LiteralString] = """
+user_sees(e, :user_sees.of(r))
+AND not_ignored(e, r.ignored)
+AND is_wanted(e, r.types, r.not_types, r.senders, r.not_senders, r.contains_url)
+"""
+"""Whether the reader `r` may see the event `e`, and it passes the filter (`filter_of`) beside it.
+"""
+
+TEMPLATE_RELATION_IS_VISIBLE: Final[LiteralString] = """
+    user_sees_relation(e, :user_sees.of({reader}), {reader}.ignored)
+    AND :whole.of({reader})
+"""
+"""Whether a user sees that the event `e`, shown whole, relates to another one.
+
+A relation is a part of the content, which erasure removes.
+"""
+
 FLAGS: Final = (
     "lazy_load_members",
     "include_redundant_members",

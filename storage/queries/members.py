@@ -9,14 +9,14 @@ order the state is that of a state group.
 from collections.abc import Collection, Sequence
 from typing import Any, Final, LiteralString, NamedTuple
 
-from storage.codec import StoredBytes
 from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
 from storage.database.names import MEMBERSHIP_NAMES, MEMBERSHIPS
 from storage.database.placeholders import compose, fill
+from storage.database.row_types import span
 from storage.errors import InputError, StateUnknown, UnknownEvent, UnknownRoom
 from storage.ids import EventId, RoomId, ServerName, UserId
-from storage.queries.events import StoredEvent, event_of_room
+from storage.queries.events import PART_ROOM_EVENT, RoomEventRow, StoredEvent, event_of_room
 from storage.queries.room_info import RoomPosition
 from storage.streams import VectorPosition
 from storage.streams.caches import MemberIds
@@ -133,9 +133,7 @@ WITH
 room AS MATERIALIZED (SELECT room_nid, room_version FROM rooms WHERE room_id = :room_id),
 {member}
 SELECT r.room_version, {purged},
-    e.event_id, e.stream_ordering, e.topological_ordering,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
-    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json
+    {event}
 FROM room r
 LEFT JOIN (
     member m
@@ -198,6 +196,7 @@ SQL_MEMBERS: Final[LiteralString] = compose(
             current=PART_FILTERED_NOW,
         ),
         purged=PART_PURGED,
+        event=PART_ROOM_EVENT,
         which=PART_FILTERED,
     ),
     room_id="text",
@@ -213,6 +212,7 @@ SQL_STATE_THEN: Final[LiteralString] = compose(
         TEMPLATE_MEMBERS,
         member=fill(TEMPLATE_MEMBER_THEN, covered=PART_COVERED, keys="", current=""),
         purged=PART_PURGED,
+        event=PART_ROOM_EVENT,
         which="",
     ),
     room_id="text",
@@ -226,6 +226,7 @@ SQL_MEMBERS_BELOW: Final[LiteralString] = compose(
         TEMPLATE_MEMBERS,
         member=fill(TEMPLATE_MEMBER_BELOW, last=PART_LAST_EVENT),
         purged="NULL::bigint AS purged_upto",
+        event=PART_ROOM_EVENT,
         which=PART_FILTERED,
     ),
     room_id="text",
@@ -304,19 +305,11 @@ class MembershipRow(NamedTuple):
 
 
 class MemberEventRow(NamedTuple):
-    """A state event of the room, often a member event. Its columns are None if there is none."""
+    """A state event of the room, often a member event. None: there is none."""
 
     room_version: str
     purged_upto: int | None
-    event_id: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    json: StoredBytes | None
+    event: RoomEventRow | None
 
 
 class StayRow(NamedTuple):
@@ -355,8 +348,7 @@ class ForgetRow(NamedTuple):
     is_forgotten: bool
 
 
-EVENT: Final = MemberEventRow._fields.index("event_id")
-"""The first column of the event."""
+EVENT: Final = span(MemberEventRow, "event")
 
 
 async def membership(
@@ -436,7 +428,7 @@ async def _last_stay(conn: Connection, room_id: RoomId, user_id: UserId) -> Stay
 async def _events(room_id: RoomId, rows: Sequence[Sequence[Any]]) -> list[StoredEvent]:
     events: list[StoredEvent] = []
     async for part in parts(rows):
-        events += (event_of_room(room_id, row[0], row[EVENT:]) for row in part if row[EVENT])
+        events += (event_of_room(room_id, row[0], row[EVENT]) for row in part if row[EVENT.start])
     return events
 
 

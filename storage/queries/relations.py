@@ -10,67 +10,58 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, LiteralString, NamedTuple, TypeVar
 
-from storage.codec import StoredBytes
 from storage.database.columns import USER_SEES, WHOLE
 from storage.database.connection import Connection
 from storage.database.placeholders import compose, fill
 from storage.errors import InputError, UnknownEvent
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.context import Context
-from storage.queries.events import Aggregations, StoredEvent, ThreadSummary, stored_of
-from storage.queries.filters import TEMPLATE_IGNORED
-from storage.queries.pagination.page import (
-    PART_LEFT_OUT,
-    PART_NONE_LEFT_OUT,
-    PART_NOT_LEFT_OUT,
-    PART_OR_BROUGHT,
-    REORDERED_VALUES,
-    TEMPLATE_NOT_LEFT_OUT_LIVE,
-    TEMPLATE_REORDERED,
-    Direction,
-    Page,
-    PageRange,
-    exact,
+from storage.queries.events import (
+    Aggregations,
+    StoredEvent,
+    StoredEventRow,
+    ThreadSummary,
+    stored_of,
+)
+from storage.queries.filters import PART_READER, TEMPLATE_RELATION_IS_VISIBLE
+from storage.queries.pagination.page import Page, PageRange, page_of
+from storage.queries.pagination.statements import (
+    PageRow,
+    PageStatements,
     fetch_page,
-    page_of,
+    page_statements,
 )
-from storage.queries.pagination.reordering import (
-    Reorderings,
-    lower_bound,
-    lower_end,
-    numbers,
-    passed_positions,
-    upper_end,
-)
-from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
 
 RECURSION_DEPTH: Final = 3
 """Depth of a recursive request. The specification recommends at least three."""
 
-TEMPLATE_DIRECT: Final[LiteralString] = """
-WITH RECURSIVE
-reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
-        0) AS principal_nid,
-        {ignored} AS ignored
-),
-target AS MATERIALIZED (
-    SELECT relation_key(e.event_id) AS key, e.room_nid, r.room_id, r.room_version, r.moves,
-        reader.ignored, v.*
+TEMPLATE_ORIGIN: Final[LiteralString] = """
+origin AS MATERIALIZED (
+    SELECT e.event_nid, relation_key(e.event_id) AS key, e.room_nid, r.room_id, r.room_version,
+        r.moves, reader.ignored,
+        (SELECT type_nid FROM event_types WHERE type = :rel_type) AS wanted_rel_type_nid,
+        (SELECT type_nid FROM event_types WHERE type = :event_type) AS wanted_type_nid, v.*
     FROM reader
     CROSS JOIN events e
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
     WHERE e.event_id = :event_id {and_not_reordered}
-        AND ({in_room} IS NULL OR r.room_id = {in_room})
+        AND (:in_room IS NULL OR r.room_id = :in_room)
         AND user_sees(e, :user_sees.of(v))
-),
+)
+"""
+"""The event that others relate to. `:in_room`: its room, or NULL."""
+
+TEMPLATE_DIRECT: Final[LiteralString] = """
+WITH RECURSIVE
+{reader},
+{origin},
 found AS (  -- the types of relations to it: the index leads from each to the next one
     SELECT (
         SELECT e.rel_type_nid FROM events e WHERE e.relates_to = r.key AND NOT e.outlier
             ORDER BY e.rel_type_nid LIMIT 1
     ) AS rel_type_nid, r.key
-    FROM target r
+    FROM origin r
     WHERE :rel_type IS NULL
     UNION ALL
     SELECT (
@@ -83,103 +74,48 @@ found AS (  -- the types of relations to it: the index leads from each to the ne
     FROM found f
     WHERE f.rel_type_nid IS NOT NULL
 ),
-kind AS MATERIALIZED (
-    SELECT rel_type_nid FROM found WHERE rel_type_nid IS NOT NULL
-    UNION ALL
-    SELECT type_nid FROM event_types WHERE type = :rel_type
+visible_range AS MATERIALIZED (  -- the whole order, for each type
+    SELECT r.*, kind.rel_type_nid, 0::bigint AS lowest, 9223372036854775807 AS highest
+    FROM origin r
+    CROSS JOIN (
+        SELECT rel_type_nid FROM found
+        UNION ALL
+        SELECT wanted_rel_type_nid FROM origin
+    ) AS kind
+    WHERE kind.rel_type_nid IS NOT NULL
 ),
 {reordered}
-page AS MATERIALIZED (  -- of each type the limit and one more, which shows that there are more
-    SELECT e.*
-    FROM target r
-    CROSS JOIN kind
-    {page_range}
-    CROSS JOIN LATERAL (
-        SELECT e.event_nid, e.event_id, e.stream_ordering, e.topological_ordering,
-            claimed_depth(e.depth, e.topological_ordering) AS depth, e.redacted_by, e.rejected,
-            e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
-        FROM events e
-        WHERE e.relates_to = r.key AND e.rel_type_nid = kind.rel_type_nid
-            AND e.room_nid + 0 = r.room_nid AND NOT e.outlier  -- + 0: see PART_BUNDLES
-            AND (e.topological_ordering, e.stream_ordering) <= {upper}
-            AND {above_lower}
-            AND (e.backfilled OR e.stream_ordering <= :upper_live)
-            AND (
-                (e.topological_ordering, e.stream_ordering) > (:lower, :lower_stream)
-                    {and_not_left_out}
-                OR (
-                    NOT e.backfilled AND e.stream_ordering > :lower_live
-                        AND (e.topological_ordering, e.stream_ordering) > (:above, :above_stream)
-                        {and_not_left_out_live}
-                )
-            )
-            AND (:event_type IS NULL
-                OR e.type_nid = (SELECT type_nid FROM event_types WHERE type = :event_type))
-            AND {is_visible}
-        ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
-        LIMIT :page_max + 1
-    ) AS e
-    ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
-    LIMIT :page_max + 1
+{page_range},
+page AS MATERIALIZED (
+    {page}
 )
-SELECT r.moves, {left_out},
-    page.event_nid, page.event_id, r.room_id, r.room_version, page.stream_ordering,
-        page.topological_ordering, page.depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = page.redacted_by) AS redacted_by,
-    page.rejected, page.soft_failed, page.outlier, page.redacted_form, page.encoding, page.json
-FROM target r
+SELECT
+    {page_columns}
+FROM origin r
 LEFT JOIN page ON true
 ORDER BY page.topological_ordering {order}, page.stream_ordering {order}
-"""
-"""The parameters are those of a page (messages.py). `:room_id`: the room of the event, or NULL."""
-
-TEMPLATE_PAGE_RANGE: Final[LiteralString] = """
-{reordered}
-page_range AS MATERIALIZED (  -- each brought event is a range of its own
-    SELECT CASE WHEN :lower_live = 9223372036854775807 THEN :lower
-        ELSE :above END AS lower, 0::bigint AS lower_stream,
-        :upper AS upper, :upper_stream AS upper_stream
-    UNION ALL
-    SELECT topological_ordering, stream_ordering, topological_ordering, stream_ordering FROM brought
-),
 """
 
 TEMPLATE_RECURSIVE: Final[LiteralString] = """
 WITH RECURSIVE
-reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
-        0) AS principal_nid,
-        {ignored} AS ignored,
-        (SELECT type_nid FROM event_types WHERE type = :rel_type) AS rel_type_nid,
-        (SELECT type_nid FROM event_types WHERE type = :event_type) AS type_nid
-),
-target AS MATERIALIZED (
-    SELECT e.event_nid, relation_key(e.event_id) AS key, e.room_nid, r.moves, reader.ignored,
-        reader.rel_type_nid, reader.type_nid, v.*
-    FROM reader
-    CROSS JOIN events e
-    JOIN rooms r USING (room_nid)
-    CROSS JOIN LATERAL visibility_of(e.room_nid, reader.principal_nid) AS v
-    WHERE e.event_id = :event_id {and_not_reordered}
-        AND ({in_room} IS NULL OR r.room_id = {in_room})
-        AND user_sees(e, :user_sees.of(v))
-),
+{reader},
+{origin},
 -- level by level, not through hidden events. An event relates to one other event: the only cycles
--- are those by the target
+-- are those by the origin
 walk AS (
     SELECT r.event_nid, r.key, 0 AS level, true AS shown
-    FROM target r
+    FROM origin r
     UNION ALL
     SELECT e.event_nid, e.key, w.level + 1, e.shown
     FROM walk w
-    CROSS JOIN target r
+    CROSS JOIN origin r
     CROSS JOIN LATERAL (
-        SELECT e.event_nid, relation_key(e.event_id) AS key, ({is_visible}) AS shown
+        SELECT e.event_nid, relation_key(e.event_id) AS key, ({is_shown}) AS shown
         FROM events e
         WHERE e.relates_to = w.key AND e.room_nid + 0 = r.room_nid AND NOT e.outlier
             AND e.event_nid <> r.event_nid
-            AND (:rel_type IS NULL OR e.rel_type_nid = r.rel_type_nid)
-            AND (:event_type IS NULL OR e.type_nid = r.type_nid)
+            AND (:rel_type IS NULL OR e.rel_type_nid = r.wanted_rel_type_nid)
+            AND (:event_type IS NULL OR e.type_nid = r.wanted_type_nid)
         OFFSET 0
     ) AS e
     WHERE w.shown AND w.level < :levels
@@ -191,244 +127,63 @@ found AS (  -- stops the walk once it has read that many rows
 ),
 {reordered}
 page AS MATERIALIZED (
-    SELECT e.event_nid, e.topological_ordering, e.stream_ordering
+    SELECT
+        {columns}
     FROM found f
     JOIN events e USING (event_nid)
     WHERE f.shown AND f.level > 0
         AND ((e.topological_ordering, e.stream_ordering) <= (:upper, :upper_stream) {or_brought})
         AND (e.backfilled OR e.stream_ordering <= :upper_live)
-        AND (
-            (e.topological_ordering, e.stream_ordering) > (:lower, :lower_stream)
-                {and_not_left_out}
-            OR (
-                NOT e.backfilled AND e.stream_ordering > :lower_live
-                    AND (e.topological_ordering, e.stream_ordering) > (:above, :above_stream)
-                    {and_not_left_out_live}
-            )
-        )
-    ORDER BY e.topological_ordering * :sign, e.stream_ordering * :sign
+        AND {is_ahead}
+    ORDER BY e.topological_ordering {order}, e.stream_ordering {order}
     LIMIT :page_max + 1
 )
-SELECT r.moves, {left_out}, s.*
-FROM target r
+SELECT
+    {page_columns}
+FROM origin r
 LEFT JOIN page ON true
-LEFT JOIN stored_events s ON s.event_nid = page.event_nid
-ORDER BY page.topological_ordering * :sign, page.stream_ordering * :sign
+ORDER BY page.topological_ordering {order}, page.stream_ordering {order}
 """
-"""`:sign` is -1 for a page backwards, else 1. `:rows_max`: of the walk. `:levels`: `LEVELS`."""
+"""`:rows_max`: of the walk. `:levels`: `RECURSION_DEPTH`."""
 
-PART_IS_VISIBLE: Final[LiteralString] = fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r")
-
-PART_IGNORED: Final[LiteralString] = fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored")
-
-PARTS_ORDINARY: Final[dict[str, LiteralString]] = {
-    "and_not_reordered": "AND r.moves <= :moves",
-    "in_room": ":room_id",
-    "reordered": "",
-    "page_range": "",
-    "upper": "(:upper, :upper_stream)",
-    "above_lower": """
-            e.topological_ordering >= CASE
-                WHEN :lower_live = 9223372036854775807 THEN :lower ELSE :above END
+PARTS_RELATIONS: Final[dict[str, LiteralString]] = {
+    "reader": PART_READER,
+    "origin": TEMPLATE_ORIGIN,
+    "lowest": "CASE WHEN :lower_live = 9223372036854775807 THEN :lower ELSE :above END",
+    "ranges": "page_range",
+    "by_range": "",
+    "once": "",
+    # + 0: see `TEMPLATE_BUNDLES`
+    "source": """
+e.relates_to = r.key AND e.rel_type_nid = r.rel_type_nid AND e.room_nid + 0 = r.room_nid
+    AND (:event_type IS NULL OR e.type_nid = r.wanted_type_nid)
     """,
-    "and_not_left_out": "",
-    "and_not_left_out_live": "",
-    "left_out": PART_NONE_LEFT_OUT,
+    "is_shown": fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r"),
+    "and_columns": "",
 }
 
-PARTS_REORDERED: Final[dict[str, LiteralString]] = {
-    "and_not_reordered": "",
-    "in_room": ":room_id",
-    "page_range": "CROSS JOIN page_range AS p",
-    "upper": "(p.upper, p.upper_stream)",
-    "above_lower": "(e.topological_ordering, e.stream_ordering) >= (p.lower, p.lower_stream)",
-    "and_not_left_out": PART_NOT_LEFT_OUT,
-    "and_not_left_out_live": fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind=":behind"),
-}
-
-PARTS_NUMBERS: Final[dict[str, LiteralString]] = {
-    "room": "target",
-    "upper": ":upper_numbers",
-    "lower": ":lower_numbers",
-    "rows_max": ":moves_max",
-}
-
-PAGE_VALUES: Final[dict[str, str]] = {
+RELATION_VALUES: Final[dict[str, str]] = {
     "event_id": "text",
+    "in_room": "text",
     "user_id": "text",
     "ignored": "text[]",
     "rel_type": "text",
     "event_type": "text",
-    "upper": "bigint",
-    "upper_stream": "bigint",
-    "upper_live": "bigint",
-    "lower": "bigint",
-    "lower_stream": "bigint",
-    "lower_live": "bigint",
-    "page_max": "bigint",
 }
-"""The first parameters of a page."""
 
-SQL_BACKWARDS: Final[LiteralString] = compose(
-    fill(
-        TEMPLATE_DIRECT,
-        order="DESC",
-        is_visible=PART_IS_VISIBLE,
-        ignored=PART_IGNORED,
-        **PARTS_ORDINARY,
-    ),
+SQL_DIRECT: Final[PageStatements] = page_statements(
+    TEMPLATE_DIRECT, PARTS_RELATIONS, USER_SEES, WHOLE, **RELATION_VALUES
+)
+
+SQL_RECURSIVE: Final[PageStatements] = page_statements(
+    TEMPLATE_RECURSIVE,
+    PARTS_RELATIONS,
     USER_SEES,
     WHOLE,
-    **PAGE_VALUES,
-    above="bigint",
-    above_stream="bigint",
-    moves="bigint",
-    room_id="text",
-).sql
-
-SQL_FORWARDS: Final[LiteralString] = compose(
-    fill(
-        TEMPLATE_DIRECT,
-        order="ASC",
-        is_visible=PART_IS_VISIBLE,
-        ignored=PART_IGNORED,
-        **PARTS_ORDINARY,
-    ),
-    USER_SEES,
-    WHOLE,
-    **PAGE_VALUES,
-    above="bigint",
-    above_stream="bigint",
-    moves="bigint",
-    room_id="text",
-).sql
-
-SQL_BACKWARDS_REORDERED: Final[LiteralString] = compose(
-    fill(
-        TEMPLATE_DIRECT,
-        order="DESC",
-        is_visible=PART_IS_VISIBLE,
-        ignored=PART_IGNORED,
-        left_out=PART_NONE_LEFT_OUT,
-        reordered=fill(
-            TEMPLATE_PAGE_RANGE,
-            reordered=fill(TEMPLATE_REORDERED, forwards="false", **PARTS_NUMBERS),
-        ),
-        **PARTS_REORDERED,
-    ),
-    USER_SEES,
-    WHOLE,
-    **PAGE_VALUES,
-    above="bigint",
-    above_stream="bigint",
-    **REORDERED_VALUES,
-    room_id="text",
-).sql
-
-SQL_FORWARDS_REORDERED: Final[LiteralString] = compose(
-    fill(
-        TEMPLATE_DIRECT,
-        order="ASC",
-        is_visible=PART_IS_VISIBLE,
-        ignored=PART_IGNORED,
-        left_out=PART_LEFT_OUT,
-        reordered=fill(
-            TEMPLATE_PAGE_RANGE,
-            reordered=fill(TEMPLATE_REORDERED, forwards="true", **PARTS_NUMBERS),
-        ),
-        **PARTS_REORDERED,
-    ),
-    USER_SEES,
-    WHOLE,
-    **PAGE_VALUES,
-    above="bigint",
-    above_stream="bigint",
-    **REORDERED_VALUES,
-    room_id="text",
-).sql
-
-SQL_RECURSIVE: Final[LiteralString] = compose(
-    fill(
-        TEMPLATE_RECURSIVE,
-        is_visible=PART_IS_VISIBLE,
-        ignored=PART_IGNORED,
-        and_not_reordered="AND r.moves <= :moves",
-        in_room=":room_id",
-        reordered="",
-        or_brought="",
-        and_not_left_out="",
-        and_not_left_out_live="",
-        left_out=PART_NONE_LEFT_OUT,
-    ),
-    USER_SEES,
-    WHOLE,
-    **PAGE_VALUES,
-    sign="bigint",
+    **RELATION_VALUES,
     rows_max="bigint",
     levels="int",
-    above="bigint",
-    above_stream="bigint",
-    moves="bigint",
-    room_id="text",
-).sql
-
-SQL_RECURSIVE_REORDERED: Final[LiteralString] = compose(
-    fill(
-        TEMPLATE_RECURSIVE,
-        is_visible=PART_IS_VISIBLE,
-        ignored=PART_IGNORED,
-        and_not_reordered="",
-        in_room=":room_id",
-        reordered=fill(
-            TEMPLATE_REORDERED,
-            room="target",
-            upper=":upper_numbers",
-            lower=":lower_numbers",
-            rows_max=":moves_max",
-            forwards=":sign > 0",
-        ),
-        or_brought=PART_OR_BROUGHT,
-        and_not_left_out=PART_NOT_LEFT_OUT,
-        and_not_left_out_live=fill(TEMPLATE_NOT_LEFT_OUT_LIVE, behind=":behind"),
-        left_out=PART_LEFT_OUT,
-    ),
-    USER_SEES,
-    WHOLE,
-    **PAGE_VALUES,
-    sign="bigint",
-    rows_max="bigint",
-    levels="int",
-    above="bigint",
-    above_stream="bigint",
-    **REORDERED_VALUES,
-    room_id="text",
-).sql
-
-
-class RelatedRow(NamedTuple):
-    """One event of the page, or all of its columns None if the page has none; with the moves."""
-
-    moves: int
-    left_out_topological: list[int] | None
-    left_out_levels: list[int] | None
-    event_nid: int | None
-    event_id: str | None
-    room_id: str | None
-    room_version: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    encoding: int | None
-    json: StoredBytes | None
-
-
-EVENT: Final = RelatedRow._fields.index("event_nid")
-"""The first column of the event."""
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,55 +225,37 @@ async def relations(
     `UnknownEvent` also where the user may not see the event, or where it is not of ``room_id``.
 
     Send one statement. Send one more for sync tokens of a time when a writer was behind
-    (`pagination.sync_tokens`), or where events were reordered since. A recursive walk reads at most
+    (`pagination.page`), or where events were reordered since. A recursive walk reads at most
     ``rows_max`` events, nearest to the event first, and returns what it has found by then.
     `InvalidToken` where more than ``rows_max`` moves have to be read for a token.
     """
     if any("\0" in (text or "") for text in (relation_filter.rel_type, relation_filter.event_type)):
         raise InputError("a type holds no NUL")
-    requested_range, page_range = page_range, await exact(conn, page_range, event_id=event_id)
-    upper, lower = page_range.upper, page_range.lower
-    ordinary, reordered = _statements(page_range.direction, recurse=relation_filter.recurse)
-    sign = -1 if page_range.direction == "b" else 1
-    arguments: tuple[object, ...] = (
-        *(
-            event_id,
-            user_id,
-            relation_filter.ignored,
-            relation_filter.rel_type,
-            relation_filter.event_type,
-        ),
-        *(*upper_end(upper), *lower_end(lower), page_range.limit),
-        *((sign, rows_max, RECURSION_DEPTH) if relation_filter.recurse else ()),
-        *lower_bound(lower),
-    )
-    reordering = numbers(upper), numbers(lower), rows_max, passed_positions(lower)
-    rows = await fetch_page(
+    values: dict[str, object] = {
+        "event_id": event_id,
+        "in_room": room_id,
+        "user_id": user_id,
+        "ignored": relation_filter.ignored,
+        "rel_type": relation_filter.rel_type,
+        "event_type": relation_filter.event_type,
+    }
+    depth = RECURSION_DEPTH if relation_filter.recurse else None
+    if depth is not None:
+        values |= {"rows_max": rows_max, "levels": depth}
+    rows, page_range = await fetch_page(
+        conn,
+        SQL_DIRECT if depth is None else SQL_RECURSIVE,
         page_range,
-        deployment,
-        lambda reorder_count: conn.fetch(
-            ordinary, *arguments, reorder_count, room_id, row=RelatedRow
-        ),
-        lambda: conn.fetch(reordered, *arguments, *reordering, room_id, row=RelatedRow),
-        skip_ordinary=page_range is not requested_range,
+        values,
+        row=PageRow,
+        deployment=deployment,
+        rows_max=rows_max,
     )
     if not rows:
         raise UnknownEvent(event_id)
-    events = [stored_of(row[EVENT:]) for row in rows if row.event_nid is not None]
-    first = rows[0]
-    reorderings = Reorderings.of(first.moves, first.left_out_topological, first.left_out_levels)
-    page = await page_of(events, page_range, deployment, reorderings)
-    depth = RECURSION_DEPTH if relation_filter.recurse else None
+    events = [stored_of(row.event) for row in rows if row.event is not None]
+    page = await page_of(events, page_range, deployment, rows[0].reorderings)
     return RelationsPage(page.chunk, page.start, page.end, page.gaps, depth)
-
-
-def _statements(direction: Direction, *, recurse: bool) -> tuple[LiteralString, LiteralString]:
-    """Return the ordinary statement, and the one for reordered events."""
-    if recurse:
-        return SQL_RECURSIVE, SQL_RECURSIVE_REORDERED
-    if direction == "b":
-        return SQL_BACKWARDS, SQL_BACKWARDS_REORDERED
-    return SQL_FORWARDS, SQL_FORWARDS_REORDERED
 
 
 # --------------------------------------------------------------------------------------------------
@@ -624,11 +361,7 @@ PART_BUNDLES: Final[LiteralString] = fill(
 
 TEMPLATE_AGGREGATIONS: Final[LiteralString] = """
 WITH
-reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
-        0) AS principal_nid,
-        {ignored} AS ignored
-),
+{reader},
 named AS MATERIALIZED (
     SELECT found.event_nid, found.room_nid, relation_key(found.event_id) AS key
     FROM (SELECT DISTINCT unnest(:event_ids) AS id) AS one
@@ -671,8 +404,8 @@ LEFT JOIN stored_events s USING (event_nid)
 SQL_AGGREGATIONS: Final[LiteralString] = compose(
     fill(
         TEMPLATE_AGGREGATIONS,
+        reader=PART_READER,
         bundles=PART_BUNDLES,
-        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
     ),
     USER_SEES,
     WHOLE,
@@ -694,24 +427,7 @@ class AggregationRow(NamedTuple):
     events: int | None
     participated: bool | None
     ids: list[str] | None
-    event_nid: int | None
-    event_id: str | None
-    room_id: str | None
-    room_version: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    encoding: int | None
-    json: StoredBytes | None
-
-
-AGGREGATED_EVENT: Final = AggregationRow._fields.index("event_nid")
-"""The first column of the event."""
+    event: StoredEventRow | None
 
 
 async def aggregations(
@@ -747,14 +463,12 @@ def combined(rows: Iterable[AggregationRow]) -> dict[EventId, Aggregations]:
     for row in sorted(rows, key=lambda row: row.kind == "thread"):
         about = EventId(row.about)
         current = by_id.get(about, Aggregations())
-        if row.kind == "replacement":
-            by_id[about] = replace(current, replacement=stored_of(row[AGGREGATED_EVENT:]))
-        elif row.kind == "references":
-            by_id[about] = replace(
-                current, references=tuple(EventId(event_id) for event_id in row.ids or ())
-            )
+        if row.event is None:
+            by_id[about] = replace(current, references=tuple(map(EventId, row.ids or ())))
+        elif row.kind == "replacement":
+            by_id[about] = replace(current, replacement=stored_of(row.event))
         else:
-            latest = stored_of(row[AGGREGATED_EVENT:])
+            latest = stored_of(row.event)
             latest = replace(latest, relations=by_id.get(latest.event_id))
             by_id[about] = replace(
                 current,

@@ -14,12 +14,12 @@ from itertools import chain, islice
 from typing import Any, Final, LiteralString, NamedTuple
 
 from storage import arguments as args
-from storage.codec import StoredBytes
 from storage.database.connection import Connection, require_room
+from storage.database.placeholders import fill
 from storage.errors import StorageCorrupt
 from storage.event.versions import version_of
 from storage.ids import RoomId, ServerName
-from storage.queries.events import StoredEvent, event_of_room
+from storage.queries.events import PART_ROOM_EVENT, RoomEventRow, StoredEvent, event_of_room
 from storage.queries.room_info import RoomInfo, rooms
 from storage.turns import in_turns
 
@@ -29,11 +29,9 @@ from storage.turns import in_turns
 # The current state of a room has a state group. The statement reads the group without its members,
 # so a space of 50,000 members costs as much as a small one.
 
-SQL_SPACE_CHILDREN: Final[LiteralString] = """
-SELECT r.room_id, k.state_key, e.origin_server_ts, r.room_version, e.event_id, e.stream_ordering,
-    e.topological_ordering,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
-    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json
+TEMPLATE_SPACE_CHILDREN: Final[LiteralString] = """
+SELECT r.room_id, k.state_key, e.origin_server_ts, r.room_version,
+    {event}
 FROM rooms r
 CROSS JOIN LATERAL state_but_members(r.current_state_group) AS entry
 LEFT JOIN state_keys k USING (state_key_nid)
@@ -41,6 +39,8 @@ LEFT JOIN event_types t USING (type_nid)
 LEFT JOIN events e USING (event_nid)
 WHERE r.room_id = ANY($1::text[]) AND (t.type = 'm.space.child' OR entry.event_nid IS NULL)
 """
+
+SQL_SPACE_CHILDREN: Final[LiteralString] = fill(TEMPLATE_SPACE_CHILDREN, event=PART_ROOM_EVENT)
 
 
 class SpaceChildRow(NamedTuple):
@@ -50,19 +50,8 @@ class SpaceChildRow(NamedTuple):
     state_key: str | None
     origin_server_ts: int | None
     room_version: str
-    event_id: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    json: StoredBytes | None
+    event: RoomEventRow | None
 
-
-EVENT: Final = SpaceChildRow._fields.index("event_id")
-"""The first column of the event."""
 
 ORDER: Final[re.Pattern[str]] = re.compile(r"[\x20-\x7e]{1,50}")
 """A valid `order`; a child with another one is sorted as if it had none."""
@@ -113,9 +102,9 @@ def _in_order(child: SpaceChild) -> tuple[bool, str, int, str]:
 
 def _child(space: RoomId, row: SpaceChildRow) -> SpaceChild | None:
     """Return the child of an event; None if it names no room or no server to join by."""
-    if row.event_id is None or row.state_key is None:
+    if row.event is None or row.state_key is None:
         raise StorageCorrupt("the state of a space cannot be read", room_id=space)
-    event = event_of_room(space, row.room_version, row[EVENT:])
+    event = event_of_room(space, row.room_version, row.event)
     via = _servers(event.content.get("via"))
     if not via or not row.state_key.startswith("!"):
         return None

@@ -22,10 +22,16 @@ from storage.database.placeholders import compose, fill
 from storage.errors import UnknownRoom
 from storage.ids import EventId, RoomId, UserId
 from storage.queries import relations
-from storage.queries.events import StoredEvent, related_id, served_at_once, stored_of
-from storage.queries.filters import TEMPLATE_IGNORED
+from storage.queries.events import (
+    ReaderEventRow,
+    StoredEvent,
+    related_id,
+    served_at_once,
+    stored_of,
+)
+from storage.queries.filters import PART_READER, TEMPLATE_RELATION_IS_VISIBLE
 from storage.queries.pagination.page import Page
-from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
+from storage.queries.pagination.statements import TEMPLATE_RANGE_EVENTS
 from storage.streams import PaginationToken
 
 Include = Literal["all", "participated"]
@@ -43,37 +49,23 @@ took part in no thread would pay for `Config.traversal_rows_max` of them.
 
 TEMPLATE_THREADS: Final[LiteralString] = """
 WITH
-reader AS MATERIALIZED (
-    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
-        0) AS principal_nid,
-        {ignored} AS ignored
-),
+{reader},
 room AS MATERIALIZED (
-    SELECT r.room_nid, r.out_of_range, reader.principal_nid, reader.ignored
+    SELECT r.room_nid, r.out_of_range, reader.*
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = :room_id
 ),
 visible_range AS MATERIALIZED (
-    SELECT r.room_nid, r.ignored, s.*
+    SELECT r.room_nid, r.ignored, s.*, s.lowest AS lower, 0::bigint AS lower_stream,
+        LEAST(s.highest, :below) AS upper, CASE WHEN s.highest < :below THEN 9223372036854775807
+            ELSE :below_stream - 1 END AS upper_stream
     FROM room r
     CROSS JOIN LATERAL topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
         :below, :replies_max, 0) AS s
 ),
 reply AS MATERIALIZED (  -- from the index alone, visible or not
-    SELECT e.*
-    FROM (SELECT * FROM visible_range ORDER BY highest DESC) AS v
-    CROSS JOIN LATERAL (
-        SELECT e.relates_to, e.topological_ordering, e.stream_ordering
-        FROM events e
-        WHERE e.room_nid = v.room_nid AND e.rel_type_nid = {REL_THREAD} AND NOT e.outlier
-            AND e.topological_ordering >= v.lowest AND e.topological_ordering <= v.highest
-            AND (e.topological_ordering, e.stream_ordering) < (:below, :below_stream)
-        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
-        LIMIT :replies_max
-    ) AS e
-    ORDER BY v.highest DESC, e.topological_ordering DESC, e.stream_ordering DESC
-    LIMIT :replies_max
+    {replies}
 ),
 chunk AS MATERIALIZED (  -- NULL as its end: there are no replies below
     SELECT CASE WHEN count(*) = :replies_max THEN min(topological_ordering) END AS topological
@@ -119,19 +111,17 @@ ORDER BY t.topological_ordering DESC, t.stream_ordering DESC
 """`:replies_max`: the replies of the chunk."""
 
 TEMPLATE_ROOTS: Final[LiteralString] = """
-WITH reader AS MATERIALIZED (
-    SELECT r.room_nid, u.principal_nid, u.ignored, v.*
-    FROM rooms r
-    CROSS JOIN (
-        SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = :user_id),
-            0) AS principal_nid,
-            {ignored} AS ignored
-    ) AS u
-    CROSS JOIN LATERAL visibility_of(r.room_nid, u.principal_nid) AS v
+WITH
+{reader},
+room AS MATERIALIZED (
+    SELECT r.room_nid, reader.*, v.*
+    FROM reader
+    CROSS JOIN rooms r
+    CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS v
     WHERE r.room_id = :room_id
 )
 SELECT form.withheld, s.*
-FROM reader r
+FROM room r
 JOIN events e ON e.event_nid = ANY(ARRAY(
     SELECT found.event_nid
     FROM unnest(:root_ids) AS one (id)
@@ -157,8 +147,18 @@ WHERE user_sees(e, :user_sees.of(r))
 SQL_THREADS: Final[LiteralString] = compose(
     fill(
         TEMPLATE_THREADS,
+        reader=PART_READER,
+        replies=fill(
+            TEMPLATE_RANGE_EVENTS,
+            ranges="(SELECT * FROM visible_range ORDER BY upper DESC)",
+            by_range="r.upper DESC,",
+            order="DESC",
+            columns="e.relates_to, e.topological_ordering, e.stream_ordering",
+            source="e.room_nid = r.room_nid",
+            which="e.rel_type_nid = {REL_THREAD}",
+            limit=":replies_max",
+        ),
         is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="v"),
-        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
     ),
     USER_SEES,
     WHOLE,
@@ -174,8 +174,8 @@ SQL_THREADS: Final[LiteralString] = compose(
 SQL_ROOTS: Final[LiteralString] = compose(
     fill(
         TEMPLATE_ROOTS,
+        reader=PART_READER,
         is_visible=fill(TEMPLATE_RELATION_IS_VISIBLE, reader="r"),
-        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
     ),
     USER_SEES,
     WITHHELD,
@@ -202,30 +202,6 @@ class ThreadRow(NamedTuple):
     stream_ordering: int | None
     event_id: str | None
     json: StoredBytes | None
-
-
-class RootRow(NamedTuple):
-    """The root of a thread. ``withheld``: its sender was erased, and the reader was not there."""
-
-    withheld: bool
-    event_nid: int
-    event_id: str
-    room_id: str
-    room_version: str
-    stream_ordering: int | None
-    topological_ordering: int | None
-    depth: int
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool
-    outlier: bool
-    redacted_form: bool
-    encoding: int
-    json: StoredBytes
-
-
-ROOT: Final = RootRow._fields.index("event_nid")
-"""The first column of the event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +319,6 @@ async def _roots(
         request.ignored,
         list(event_ids),
         request.participated,
-        row=RootRow,
+        row=ReaderEventRow,
     )
-    return {EventId(row.event_id): stored_of(row[ROOT:], withheld=row.withheld) for row in rows}
+    return {row.event.event_id: stored_of(row.event, withheld=row.withheld) for row in rows}

@@ -34,8 +34,7 @@ from storage.errors import StorageCorrupt
 from storage.event.model import target_key
 from storage.ids import EventId, RoomId, UserId
 from storage.queries.events import related_id
-from storage.queries.filters import TEMPLATE_IGNORED
-from storage.queries.relation_visibility import TEMPLATE_RELATION_IS_VISIBLE
+from storage.queries.filters import PART_IGNORED, TEMPLATE_RELATION_IS_VISIBLE
 from storage.streams.receipts import TEMPLATE_READ_UPTO
 
 UNREAD_TYPES: Final = (
@@ -273,7 +272,7 @@ SQL_UNREAD: Final[LiteralString] = compose(
     fill(
         TEMPLATE_UNREAD,
         last_join=PART_LAST_JOIN,
-        ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
+        ignored=PART_IGNORED,
         read_upto=fill(TEMPLATE_READ_UPTO, event="e"),
         related=fill(
             TEMPLATE_RELATED,

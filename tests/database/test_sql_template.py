@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.database.placeholders import fill
+from storage.database.placeholders import fill, fill_all
 
 
 def test_each_placeholder_gets_its_part() -> None:
@@ -33,6 +33,13 @@ def test_numbers_are_put_in_by_name() -> None:
     assert filled == "SELECT 9 /* KEY_NAME */ FROM m WHERE membership = 5 /* JOIN */"
     with pytest.raises(ValueError, match="no such number"):
         fill("SELECT {PARTED}")
+
+
+def test_a_part_may_name_other_parts() -> None:
+    parts = {"by": "ORDER BY a {order}", "order": "DESC", "unused": "{nothing}"}
+    assert fill_all("SELECT a FROM t {by}", parts) == "SELECT a FROM t ORDER BY a DESC"
+    with pytest.raises(KeyError, match="order"):
+        fill_all("SELECT a FROM t {by}", {"by": parts["by"]})
 
 
 def test_lines_of_a_part_are_indented_and_an_empty_part_leaves_no_line() -> None:

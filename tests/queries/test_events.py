@@ -13,16 +13,16 @@ from storage import arguments as args
 from storage.codec import StoredBytes
 from storage.database.connection import Connection
 from storage.event import redact
-from storage.ids import EventId
+from storage.ids import EventId, RoomId
 from storage.queries import events as event_queries
-from storage.queries.events import StoredEventRow, stored
+from storage.queries.events import StoredEventRow, stored_of
 from tests.queries.rooms import ADMIN, LOCAL, append, new_room
 
 RAW = b'{"content":{"body":"Hi"},"depth":7,"sender":"@user:s1.test","state_key":"","type":"m.test"}'
 ROW = StoredEventRow(
     5,
-    "$event",
-    "!room:s1.test",
+    EventId("$event"),
+    RoomId("!room:s1.test"),
     "11",
     3,
     2,
@@ -38,7 +38,7 @@ ROW = StoredEventRow(
 
 
 def test_it_tells_what_the_bytes_say() -> None:
-    event = stored(ROW)
+    event = stored_of(ROW)
     assert (event.type, event.sender, event.state_key, event.depth, event.content) == (
         "m.test",
         "@user:s1.test",
@@ -51,7 +51,7 @@ def test_it_tells_what_the_bytes_say() -> None:
 
 
 def test_it_is_equal_to_one_that_was_not_asked_yet_also_after_pickling() -> None:
-    event, other = stored(ROW), stored(ROW)
+    event, other = stored_of(ROW), stored_of(ROW)
     assert event.type == "m.test"
     assert event == other
     assert hash(event) == hash(other)
@@ -64,12 +64,12 @@ def test_it_is_equal_to_one_that_was_not_asked_yet_also_after_pickling() -> None
         assert type(copied) is StoredEvent
         assert copied == event
         assert copied.json == event.json
-    assert stored(ROW._replace(redacted_by="$redaction")) != event
+    assert stored_of(ROW._replace(redacted_by="$redaction")) != event
     assert replace(event, withheld=True) != event
 
 
 def test_nothing_of_it_can_be_changed() -> None:
-    event = stored(ROW)
+    event = stored_of(ROW)
     with pytest.raises(FrozenInstanceError):
         event.event_id = EventId("$other")  # type: ignore[misc]
     with pytest.raises((FrozenInstanceError, AttributeError, TypeError)):
@@ -92,7 +92,7 @@ def test_nothing_of_it_can_be_changed() -> None:
 def test_the_form_that_is_shown(
     row: StoredEventRow, body: str | None, *, redacted: bool, withheld: bool
 ) -> None:
-    event = stored(row, redacted=redacted, withheld=withheld)
+    event = stored_of(row, redacted=redacted, withheld=withheld)
     assert event.content.get("body") == body
     assert (event.json == redact(event.json, "11")) == (body is None)
     assert (b"Hi" in event.raw) == (not withheld)
@@ -111,13 +111,13 @@ def test_the_form_that_is_shown(
     ],
 )
 def test_bytes_that_are_no_event_any_more_are_named(raw: bytes) -> None:
-    event = stored(ROW._replace(json=StoredBytes(raw)))
+    event = stored_of(ROW._replace(json=StoredBytes(raw)))
     with pytest.raises(StorageCorrupt, match=r"\$event") as caught:
         assert event.type
     assert caught.value.ids == {"event_id": "$event"}
     assert repr(event) == "<StoredEvent $event unreadable at 2/3>"
     with pytest.raises(StorageCorrupt):
-        stored(ROW._replace(json=StoredBytes(raw)), withheld=True)
+        stored_of(ROW._replace(json=StoredBytes(raw)), withheld=True)
 
 
 async def test_one_bad_event_does_not_keep_the_others_from_being_read(store: Store) -> None:

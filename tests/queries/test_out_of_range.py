@@ -7,15 +7,10 @@ import pytest
 
 from storage import Store
 from storage.persist.plan import audience
-from storage.queries import messages
-from storage.queries.filters import ANY_EVENT
-from storage.streams.positions import LARGEST_POSITION
 from storage.testing import BuiltEvent, RoomBuilder
 from storage.visibility import multirange
 from tests.queries.rooms import ADMIN, LOCAL, OTHER, REMOTE, append, new_room
-from tests.queries.test_plans import ALL, EDGE, NONE, plan_of
-
-HOW: tuple[object, ...] = (*ALL, *NONE, 100, [], *ANY_EVENT.arguments, *EDGE, LARGEST_POSITION)
+from tests.queries.test_plans import WHOLE, page_query, plan_of
 
 
 async def paged(store: Store) -> tuple[set[str], set[str]]:
@@ -98,7 +93,7 @@ async def test_history_that_no_local_user_may_see_costs_no_reader_anything(
     assert [event.type for event in page.chunk[:4]] == ["m.room.message"] * 3 + ["m.room.member"]
     async with store.database.connection() as conn:
         assert await conn.fetchval(SQL_STRAYS, room.room_id) <= multirange.AROUND
-    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, LOCAL, *HOW)
+    plan = await plan_of(store, *page_query(room.room_id, LOCAL, WHOLE[0]))
     assert plan.event_rows < len(history) / 2
 
 
@@ -108,5 +103,5 @@ async def test_shared_history_is_paged_through_and_not_by_those_who_were_never_t
     room, history = await joined_over_a_gap(store, "shared")
     page = await store.messages(room.room_id, LOCAL, limit=1000)
     assert {event.event_id for event in page.chunk} == {event.event_id for event in room.events}
-    plan = await plan_of(store, messages.SQL_BACKWARDS, room.room_id, OTHER, *HOW)
+    plan = await plan_of(store, *page_query(room.room_id, OTHER, WHOLE[0]))
     assert plan.event_rows < len(history) / 2

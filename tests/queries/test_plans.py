@@ -17,8 +17,10 @@ from storage.queries import events as visibility_queries
 from storage.queries import timestamp_to_event as timestamps
 from storage.queries.filters import ANY_EVENT
 from storage.queries.pagination import page as sync_tokens
+from storage.queries.pagination.page import BEGINNING, END, PageRange
+from storage.queries.pagination.statements import PageStatements, range_values
 from storage.queries.sync import rooms, state
-from storage.streams import stream_rows
+from storage.streams import PaginationToken, stream_rows
 from storage.streams.positions import LARGEST_POSITION
 from storage.visibility import multirange
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
@@ -144,29 +146,27 @@ def is_inlined(plan: MeasuredPlan) -> bool:
     )
 
 
-ALL = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION)
-NONE = (0, 0, LARGEST_POSITION)
-EDGE = (0, 0)
-"""No walk from beside a timeline."""
+WHOLE = (PageRange(END, BEGINNING, "b", 100), PageRange(BEGINNING, END, "f", 100))
+
+
+def page_query(room_id: str, reader: str, requested: PageRange) -> tuple[Any, ...]:
+    """The ordinary statement of a page of `messages`, with its arguments."""
+    reads = {"room_id": room_id, "user_id": reader, "ignored": [], **ANY_EVENT.values}
+    return bound(messages.SQL_PAGE, requested, reads)
+
+
+def bound(
+    statements: PageStatements, requested: PageRange, values: dict[str, Any]
+) -> tuple[Any, ...]:
+    """The ordinary statement of a page, with its arguments."""
+    statement = statements.ordinary.of(requested.direction)
+    values = {**values, **range_values(requested), "moves": LARGEST_POSITION}
+    return statement.sql, *statement.bind(values)
 
 
 async def test_pages(filled: Filled) -> None:
-    for sql, args in (
-        (messages.SQL_BACKWARDS, (*ALL, *NONE)),
-        (messages.SQL_FORWARDS, (*ALL, *NONE)),
-    ):
-        plan = await plan_of(
-            filled.store,
-            sql,
-            filled.room_id,
-            LOCAL,
-            *args,
-            100,
-            [],
-            *ANY_EVENT.arguments,
-            *EDGE,
-            LARGEST_POSITION,
-        )
+    for whole in WHOLE:
+        plan = await plan_of(filled.store, *page_query(filled.room_id, LOCAL, whole))
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 101 + 10
         assert is_inlined(plan)
@@ -190,22 +190,8 @@ async def test_pages_across_what_is_hidden(store: Store) -> None:
         await conn.execute(SQL_MULTIPLY, hidden.event_id, MANY)
         for table in ("events", "audiences", "rooms"):
             await conn.execute(f"VACUUM ANALYZE {table}")
-    for sql, args in (
-        (messages.SQL_BACKWARDS, (*ALL, *NONE)),
-        (messages.SQL_FORWARDS, (*ALL, *NONE)),
-    ):
-        plan = await plan_of(
-            store,
-            sql,
-            room.room_id,
-            LOCAL,
-            *args,
-            100,
-            [],
-            *ANY_EVENT.arguments,
-            *EDGE,
-            LARGEST_POSITION,
-        )
+    for whole in WHOLE:
+        plan = await plan_of(store, *page_query(room.room_id, LOCAL, whole))
         assert "events_room_topological_idx" in plan.indexes
         assert plan.event_rows <= 2 * 50 + 4 * multirange.SLACK
     plan = await plan_of(
@@ -220,22 +206,12 @@ async def test_pages_across_what_is_hidden(store: Store) -> None:
 
 async def test_pages_beside_a_timeline(filled: Filled) -> None:
     since = filled.last_stream - 500
-    start = (LARGEST_POSITION, LARGEST_POSITION, filled.last_stream - 100)
-    plan = await plan_of(
-        filled.store,
-        messages.SQL_BACKWARDS,
-        filled.room_id,
-        LOCAL,
-        *start,
-        LARGEST_POSITION,
-        LARGEST_POSITION,
-        since,
-        400,
-        [],
-        *ANY_EVENT.arguments,
-        *EDGE,
-        LARGEST_POSITION,
+    start, stop = (
+        PaginationToken(LARGEST_POSITION, LARGEST_POSITION, live)
+        for live in (filled.last_stream - 100, since)
     )
+    query = page_query(filled.room_id, LOCAL, PageRange(start, stop, "b", 400))
+    plan = await plan_of(filled.store, *query)
     assert (
         "events_room_topological_idx" in plan.indexes
     )  # what has arrived since by position, here in nearly the same room
@@ -312,8 +288,10 @@ async def test_context_and_nearest(filled: Filled) -> None:
     )
     assert plan.event_rows <= 20
     assert is_inlined(plan)
-    for sql in (timestamps.SQL_AT_OR_AFTER, timestamps.SQL_AT_OR_BEFORE):
-        plan = await plan_of(filled.store, sql, filled.room_id, LOCAL, 1_700_000_000_000, 20_000)
+    for statement in timestamps.SQL_NEAREST:
+        plan = await plan_of(
+            filled.store, statement.sql, filled.room_id, LOCAL, 1_700_000_000_000, 20_000
+        )
         assert "events_out_of_order_idx" in plan.indexes
         assert plan.event_rows <= 40  # sorted by 32 at a time
         assert is_inlined(plan)

@@ -3,7 +3,7 @@
 They use their index and read no more than the rows of the answer.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import pytest_asyncio
@@ -11,16 +11,15 @@ import pytest_asyncio
 from storage import Store
 from storage.ids import EventId
 from storage.queries import relations
-from storage.streams.positions import LARGEST_POSITION
+from storage.queries.pagination.page import BEGINNING, END, PageRange
+from storage.streams import PaginationToken
 from tests.queries.rooms import ADMIN, LOCAL, deliver, ids, new_room
-from tests.queries.test_plans import EDGE, is_inlined, plan_of
+from tests.queries.test_plans import bound, is_inlined, plan_of
 
 pytestmark = [
     pytest.mark.xdist_group("relations"),
     pytest.mark.asyncio(loop_scope="module"),
 ]  # filled once
-
-ALL = (LARGEST_POSITION, LARGEST_POSITION, LARGEST_POSITION, 0, 0, LARGEST_POSITION)
 
 SQL_MULTIPLY = """
 INSERT INTO events
@@ -67,57 +66,40 @@ async def busy(module_store: Store, request: pytest.FixtureRequest) -> Busy:
     return Busy(store, root.event_id, ids(plain), many)
 
 
+def relations_query(
+    busy: Busy, requested: PageRange, *, rel_type: str | None = None, rows_max: int | None = None
+) -> tuple[Any, ...]:
+    """The ordinary statement of a page, with its arguments. ``rows_max``: recursive."""
+    values = dict.fromkeys(relations.RELATION_VALUES) | {
+        "event_id": busy.root_id,
+        "user_id": LOCAL,
+        "ignored": [],
+        "rel_type": rel_type,
+    }
+    if rows_max is None:
+        return bound(relations.SQL_DIRECT, requested, values)
+    levels = {"rows_max": rows_max, "levels": relations.RECURSION_DEPTH}
+    return bound(relations.SQL_RECURSIVE, requested, values | levels)
+
+
 async def test_a_page_reads_what_it_answers_with(busy: Busy) -> None:
-    for sql in (relations.SQL_BACKWARDS, relations.SQL_FORWARDS):
+    whole = PageRange(END, BEGINNING, "b", 20), PageRange(BEGINNING, END, "f", 20)
+    for requested in whole:
         for rel_type, kinds in ((None, 3), ("m.annotation", 1), ("m.replace", 1)):
-            plan = await plan_of(
-                busy.store,
-                sql,
-                busy.root_id,
-                LOCAL,
-                [],
-                rel_type,
-                None,
-                *ALL,
-                20,
-                *EDGE,
-                LARGEST_POSITION,
-                None,
-            )
+            query = relations_query(busy, requested, rel_type=rel_type)
+            plan = await plan_of(busy.store, *query)
             assert "events_relation_idx" in plan.indexes
             assert plan.event_rows <= (kinds + 1) * 21 + 10
             assert is_inlined(plan)
-    middle = (
-        LARGEST_POSITION,
-        LARGEST_POSITION,
-        LARGEST_POSITION,
-        busy.many + busy.many // 2,
-        0,
-        LARGEST_POSITION,
-    )
-    for sql in (relations.SQL_BACKWARDS, relations.SQL_FORWARDS):
-        plan = await plan_of(
-            busy.store,
-            sql,
-            busy.root_id,
-            LOCAL,
-            [],
-            "m.thread",
-            None,
-            *middle,
-            20,
-            *EDGE,
-            LARGEST_POSITION,
-            None,
-        )
+    middle = PaginationToken(busy.many + busy.many // 2, 0)
+    for requested in (PageRange(END, middle, "b", 20), PageRange(middle, END, "f", 20)):
+        plan = await plan_of(busy.store, *relations_query(busy, requested, rel_type="m.thread"))
         assert plan.event_rows <= 2 * 21 + 10
 
 
 async def test_a_walk_stops_at_its_limit(busy: Busy) -> None:
-    recursive = (*ALL, 20, -1, 500, relations.RECURSION_DEPTH, *EDGE, LARGEST_POSITION, None)
-    plan = await plan_of(
-        busy.store, relations.SQL_RECURSIVE, busy.root_id, LOCAL, [], None, None, *recursive
-    )
+    query = relations_query(busy, PageRange(END, BEGINNING, "b", 20), rows_max=500)
+    plan = await plan_of(busy.store, *query)
     assert "events_relation_idx" in plan.indexes
     assert plan.event_rows <= 2 * 500 + 3 * 21 + 10
     assert is_inlined(plan)

@@ -56,15 +56,9 @@ async def test_across_a_long_absence(dsn: str) -> None:
         assert after is not None
         assert before is not None
         assert (after.event_id, before.event_id) == (back.event_id, last.event_id)
-        sqls: list[LiteralString] = [
-            timestamps.SQL_AT_OR_AFTER,
-            timestamps.SQL_BEYOND_AFTER,
-            timestamps.SQL_AT_OR_BEFORE,
-            timestamps.SQL_BEYOND_BEFORE,
-        ]
-        for sql in sqls:
-            plan = await plan_of(store, sql, room.room_id, LOCAL, time, ROWS)
-            assert plan.event_rows <= 4 * ROWS + 2 * multirange.SLACK, sql
+        for statement in (*timestamps.SQL_NEAREST, *timestamps.SQL_BEYOND):
+            plan = await plan_of(store, statement.sql, room.room_id, LOCAL, time, ROWS)
+            assert plan.event_rows <= 4 * ROWS + 2 * multirange.SLACK, statement.sql
 
 
 @pytest.mark.parametrize("visibility", ["joined", "invited", "shared", "world_readable"])
@@ -109,9 +103,9 @@ async def test_for_a_server_it_is_the_nearest_that_it_may_have(
 async def test_for_a_server_no_more_is_read_than_the_limit(store: Store) -> None:
     room, _, middle, _ = await away(store)
     time = middle.json["origin_server_ts"]
-    for sql in (timestamps.SQL_SERVER_AT_OR_AFTER, timestamps.SQL_SERVER_AT_OR_BEFORE):
+    for statement in timestamps.SQL_NEAREST_OF_SERVER:
         for server in ("s2.test", None):
-            plan = await plan_of(store, sql, room.room_id, server, time, 20)
+            plan = await plan_of(store, statement.sql, room.room_id, server, time, 20)
             assert plan.event_rows <= 22
             assert "events_out_of_order_idx" in plan.indexes
 

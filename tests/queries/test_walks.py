@@ -11,6 +11,7 @@ import pytest
 
 from storage import Store
 from storage.queries import federation
+from storage.queries.events import ReaderEventRow
 from storage.testing import BuiltEvent, RoomBuilder
 from tests.oracle.oracle import Oracle
 from tests.queries.conftest import StatementLog
@@ -41,7 +42,7 @@ async def rows_read(store: Store, sql: LiteralString, *args: Any) -> int:
         ):  # as in tables that are not small; what is counted is what the walk asks for
             await conn.execute(f"SET LOCAL enable_{way} = off")
         before = await conn.fetchrow(SQL_READ, row=ReadRow)
-        await conn.fetch(sql, *args, row=federation.TraversalRow)
+        await conn.fetch(sql, *args, row=ReaderEventRow)
         after = await conn.fetchrow(SQL_READ, row=ReadRow)
     assert before is not None
     assert after is not None

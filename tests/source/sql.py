@@ -6,7 +6,8 @@ The convention: a statement is a module-level constant whose name starts with `S
 
 and it is associated with a row type by its use: `conn.fetch(SQL_ROOM, room_id, row=RoomRow)`,
 `conn.fetchrow(…)` or `conn.records(…)` anywhere in the package, both names as the calling module
-knows them.
+knows them. `SQL_PAGE.fetchrow(…)` and `fetch_page(conn, SQL_PAGE, …)` do it for a statement in both
+directions (`storage.queries.pagination.statements`).
 """
 
 import ast
@@ -16,10 +17,12 @@ import pkgutil
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args
 
 import storage
 from storage.codec import StoredBytes
+from storage.database.placeholders import NumberedStatement
+from storage.database.row_types import columns_of
 
 OPTIONAL = {"storage.pipeline": "pyspark", "storage.inspector": "starlette"}
 """Packages that need an extra: left out where it is not installed."""
@@ -38,6 +41,9 @@ class Statement(NamedTuple):
     module: str
     name: str
     sql: str
+
+
+CALLS = {"fetch", "fetchrow", "records", "fetch_page"}
 
 
 class StatementUse(NamedTuple):
@@ -66,36 +72,48 @@ def modules() -> list[types.ModuleType]:
 def statements() -> list[Statement]:
     """All constants, each under the module that defines it."""
     return [
-        Statement(module.__name__, name, getattr(module, name))
+        Statement(module.__name__, f"{name}{which}", sql)
         for module in modules()
         if module.__name__ not in OF_ANOTHER_SCHEMA
         for name in assigned_names(tree_of(module))
         if name.startswith("SQL_")
+        for which, sql in texts_of(getattr(module, name))
     ]
 
 
+def texts_of(statement: Any) -> Iterator[tuple[str, str]]:
+    """The text of a constant; of a statement in both directions each text, and which one it is."""
+    if isinstance(statement, str | NumberedStatement):
+        yield "", statement if isinstance(statement, str) else statement.sql
+        return
+    for field, one in zip(statement._fields, statement, strict=True):
+        yield from ((f".{field}{which}", sql) for which, sql in texts_of(one))
+
+
 def uses() -> list[StatementUse]:
-    """All calls of fetch, fetchrow and records with a constant and a row type."""
+    """All calls of fetch, fetchrow, fetch_page and records with a constant and a row type."""
     return [use for module in modules() for use in _uses_in(module)]
 
 
 def _uses_in(module: types.ModuleType) -> Iterator[StatementUse]:
     for node in ast.walk(tree_of(module)):
-        if not (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in {"fetch", "fetchrow", "records"}
-        ):
+        if not isinstance(node, ast.Call) or called(node) not in CALLS:
             continue
         row = next((keyword.value for keyword in node.keywords if keyword.arg == "row"), None)
-        if (
-            node.args
-            and isinstance(node.args[0], ast.Name)
-            and node.args[0].id.startswith("SQL_")
-            and isinstance(row, ast.Name)
-        ):
-            place = f"{module.__name__}:{node.lineno}"
-            yield StatementUse(place, getattr(module, node.args[0].id), getattr(module, row.id))
+        if not isinstance(row, ast.Name):
+            continue
+        # `SQL_NEAREST.fetchrow(…)`, or one of the first arguments, which may be a choice
+        sent = [one for given in (node.func, *node.args[:2]) for one in ast.walk(given)]
+        for name in sorted({one.id for one in sent if isinstance(one, ast.Name)}):
+            if name.startswith("SQL_"):
+                for which, sql in texts_of(getattr(module, name)):
+                    place = f"{module.__name__}:{node.lineno} {name}{which}"
+                    yield StatementUse(place, sql, getattr(module, row.id))
+
+
+def called(node: ast.Call) -> str:
+    """The name of the function or method."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def tree_of(module: types.ModuleType) -> ast.Module:
@@ -134,12 +152,12 @@ PYTHON_TYPES = {
 """What the driver makes of a column; other types are not compared."""
 
 
-def fields_of(row: Any) -> dict[str, type | None]:
-    """Map each field name to its plain annotated type, without NewTypes and None.
+def fields_of(row: Any) -> list[tuple[str, type | None]]:
+    """The name of each column, and its plain annotated type, without NewTypes and None.
 
-    Any other type maps to None.
+    None for any other type.
     """
-    return {name: _plain(hint) for name, hint in get_type_hints(row).items() if name in row._fields}
+    return [(name, _plain(hint)) for name, hint in columns_of(row)]
 
 
 def _plain(hint: Any) -> type | None:

@@ -9,12 +9,10 @@ from typing import NamedTuple
 import asyncpg
 import pytest
 
-from storage.database.dictionaries import stored_fields
+from storage.database.placeholders import PLACEHOLDER
+from storage.database.row_types import columns_of, stored_fields
 from storage.persist.write import messages_only
 from storage.persist.write.messages_only import MessagePositionRow
-from storage.queries import messages, relations
-from storage.queries.messages import PageRow
-from storage.queries.relations import RelatedRow
 from tests.source import sql
 
 pytestmark = pytest.mark.every_postgres
@@ -76,15 +74,16 @@ async def test_each_statement_has_the_columns_of_its_row_type(driver: "asyncpg.C
 
 def test_each_row_with_the_bytes_of_an_event_says_that_they_are_stored() -> None:
     """Only such fields have their dictionaries loaded, and cannot be taken for plain bytes."""
-    rows = {use.row for use in sql.uses() if "json" in use.row._fields}
+    names = {use.row: [name for name, _ in columns_of(use.row)] for use in sql.uses()}
+    rows = [row for row, columns in names.items() if "json" in columns]
     assert len(rows) > 20
-    wrong = [row for row in rows if row._fields.index("json") not in stored_fields(row)]
+    wrong = [row for row in rows if names[row].index("json") not in stored_fields(row)]
     assert wrong == []
 
 
 @pytest.mark.parametrize(
     "module,row,least",
-    [(messages, PageRow, 4), (relations, RelatedRow, 6), (messages_only, MessagePositionRow, 2)],
+    [(messages_only, MessagePositionRow, 2)],
 )
 async def test_each_chosen_statement_has_the_columns_of_its_row_type(
     driver: "asyncpg.Connection", module: ModuleType, row: type, least: int
@@ -105,11 +104,12 @@ async def test_each_chosen_statement_has_the_columns_of_its_row_type(
 def mismatch(columns: list[tuple[str, str]], row: type) -> str:
     """How the columns differ from the fields; empty if they do not."""
     fields = sql.fields_of(row)
-    if [name for name, _ in columns] != list(fields):
-        return f"columns {[name for name, _ in columns]}, fields {list(fields)}"
+    names, expected = [name for name, _ in columns], [name for name, _ in fields]
+    if names != expected:
+        return f"columns {names}, fields {expected}"
     differ = [
         f"{name} is {column}, annotated {annotated.__name__}"
-        for (name, column), annotated in zip(columns, fields.values(), strict=True)
+        for (name, column), (_, annotated) in zip(columns, fields, strict=True)
         if annotated is not None and sql.PYTHON_TYPES.get(column, annotated) is not annotated
     ]
     return "; ".join(differ)
@@ -118,6 +118,30 @@ def mismatch(columns: list[tuple[str, str]], row: type) -> str:
 class ExampleRow(NamedTuple):
     number: int
     text: str | None
+
+
+def test_each_part_by_name_has_its_place() -> None:
+    """`fill` refuses a part that its template does not name, `fill_all` leaves it out."""
+    named: set[str] = set()
+    parts: set[str] = set()
+    for module in sql.modules():
+        for name in sql.assigned_names(sql.tree_of(module)):
+            if name.startswith(("TEMPLATE_", "PARTS_")):
+                value = getattr(module, name)
+                parts |= value.keys() if isinstance(value, dict) else set()
+                texts = value.values() if isinstance(value, dict) else [value]
+                named |= {found for text in texts for found in PLACEHOLDER.findall(text)}
+    assert parts - named == set()
+    assert {"order", "is_ahead"} <= parts
+
+
+FIRST, LAST = ("first", "bool"), ("last", "int8")
+
+
+class NestingRow(NamedTuple):
+    first: bool
+    example: ExampleRow | None
+    last: int
 
 
 @pytest.mark.parametrize(
@@ -131,6 +155,7 @@ class ExampleRow(NamedTuple):
     ],
 )
 def test_the_comparison_sees_a_difference(columns: list[tuple[str, str]], told: str) -> None:
-    problem = mismatch(columns, ExampleRow)
-    assert told in problem
-    assert bool(told) == bool(problem)
+    for row, around in ((ExampleRow, columns), (NestingRow, [FIRST, *columns, LAST])):
+        problem = mismatch(around, row)
+        assert told in problem
+        assert bool(told) == bool(problem)

@@ -30,6 +30,11 @@ SQL_START = re.compile(
 SQL_NAME = re.compile(r"(SQL|PART|PARTS|TEMPLATE)_[A-Z0-9_]+$")
 """Of a statement, of a part of several, of parts by name, and of a template for `fill`."""
 
+COMPOSERS = {"fill", "fill_all", "compose", "directed_statements", "page_statements"}
+"""Functions that put SQL together, each by those before it (storage/database/placeholders.py,
+storage/queries/pagination/statements.py). Others are not to call them, nor is a caller to give
+them anything but constants."""
+
 FIXED_NUMBER = re.compile(
     r"\b(membership\w*|(rel_)?type_nid|state_key_nid|principal_nid)(, 0\))?"
     r"( [<>=]{1,2}| (NOT )?IN \(| IS (NOT )?DISTINCT FROM) *[1-9]|_lock\w*\(\d"
@@ -111,13 +116,14 @@ def base_name(base: ast.expr) -> str:
 def loose_sql(name: str, tree: ast.Module) -> list[str]:
     """Return statements that are not the value of a module constant named as in SQL_NAME.
 
-    The text that a module constant is composed of is such a value, too.
+    The text that a module constant is composed of is such a value, too, and so are parts by name.
     """
     assigned = [node for node in tree.body if isinstance(node, ast.AnnAssign)]
     constants = {
-        id(node.value)
+        id(text)
         for node in assigned
         if isinstance(node.target, ast.Name) and SQL_NAME.match(node.target.id)
+        for text in (node.value.values if isinstance(node.value, ast.Dict) else [node.value])
     } | {id(text) for node in assigned for text in composed(node.value)}
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     return [
@@ -170,25 +176,27 @@ def numbered_sql(name: str, tree: ast.Module) -> list[str]:
 
 
 def assembled_sql(name: str, tree: ast.Module) -> list[str]:
-    """Return SQL that is joined, formatted, or filled from anything but constants at import.
+    """Return SQL that is joined, formatted, or composed of anything but constants at import.
 
     `fill` (storage/database/placeholders.py) is the one way to put SQL together, and `compose`
     (storage/database/placeholders.py) the one way to number parameters.
     """
-    inside = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for node in ast.walk(function)
-    }
+    functions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    ]
+    composers = [one for one in functions if getattr(one, "name", "") in COMPOSERS]
+    composing = {id(node) for function in composers for node in ast.walk(function)}
+    inside = {id(node) for function in functions for node in ast.walk(function)} - composing
     return [
         f"{name}:{node.lineno} {ast.unparse(node)[:60]!r}"
         for node in ast.walk(tree)
         if isinstance(node, ast.expr)
         and (
             is_joined(node)
-            or (is_call_of(node, "fill") and not is_filled_by_constants(node))
-            or (id(node) in inside and (is_call_of(node, "fill") or is_call_of(node, "compose")))
+            or (id(node) not in composing and not is_composed_of_constants(node))
+            or (id(node) in inside and any(is_call_of(node, one) for one in COMPOSERS))
         )
     ]
 
@@ -221,6 +229,16 @@ def is_joined(node: ast.AST) -> bool:
 
 def is_call_of(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
+def is_composed_of_constants(node: ast.expr) -> bool:
+    """Return whether this is no call that puts SQL together, or has constants as its SQL."""
+    if is_call_of(node, "fill"):
+        return is_filled_by_constants(node)
+    if not any(is_call_of(node, one) for one in COMPOSERS - {"compose"}):
+        return True
+    assert isinstance(node, ast.Call)
+    return all(isinstance(one, ast.Name) and SQL_NAME.match(one.id) for one in node.args[:2])
 
 
 def is_filled_by_constants(node: ast.AST) -> bool:
@@ -363,6 +381,10 @@ def test_a_file_that_the_package_names_exists_and_is_another() -> None:
         (assembled_sql, "def f(x):\n    return compose('SELECT :a.columns', x)"),
         (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, x=argument)"),
         (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, **given())"),
+        (assembled_sql, "def f():\n    return page_statements(TEMPLATE_X, PARTS_X)"),
+        (assembled_sql, "SQL_X: Final = directed_statements(TEMPLATE_X, given(), Y)"),
+        (assembled_sql, "SQL_X: Final = fill_all(TEMPLATE_X, {'x': argument})"),
+        (loose_sql, "parts: Final = {'x': 'SELECT 1'}"),
     ],
 )
 def test_a_check_sees_what_it_is_for(check: object, source: str) -> None:
@@ -386,6 +408,9 @@ def test_a_check_sees_what_it_is_for(check: object, source: str) -> None:
         (assembled_sql, "SQL_X: Final = compose(fill(TEMPLATE_X, x=PART_X), Y).sql"),
         (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, x='1', y=PART_Y, **PARTS_Z)"),
         (assembled_sql, "SQL_X: Final = fill(TEMPLATE_X, x=fill(TEMPLATE_Y, y=PART_Y))"),
+        (assembled_sql, "SQL_X: Final = page_statements(TEMPLATE_X, PARTS_X, Y, room_id='text')"),
+        (assembled_sql, "def fill_all(x, y):\n    return fill(x, **{z: fill_all(z) for z in y})"),
+        (loose_sql, "PARTS_X: Final = {'x': 'SELECT 1'}"),
         (assembled_sql, "def f(x):\n    return x + 'SELECTED', f'{x} rooms', ', '.join(x)"),
     ],
 )

@@ -14,8 +14,7 @@ reader AS MATERIALIZED (
             JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
                 AND d.type_nid = t.type_nid
             WHERE p.name = $1::text AND t.type = 'm.ignored_user_list'
-        )))) AS ignored,
-        $6::boolean AS has_device
+        )))) AS ignored
 ),
 -- the rooms come first: so the visibility is checked while the events are read
 room AS MATERIALIZED (
@@ -31,7 +30,7 @@ named AS MATERIALIZED (
             AND (was_there(e, room.joined_since, room.joined_audiences) OR NOT EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) OR was_there_before(e, room.reader_nid, room.unread)) AS whole,
         -- the reader was joined, and no transaction id can be missing
         e.state_key_nid IS NULL AND was_there(e, room.joined_since, room.joined_audiences)
-            AND NOT (reader.has_device AND e.sender_nid = room.principal_nid) AS is_usual
+            AND NOT ($6::boolean AND e.sender_nid = room.principal_nid) AS is_usual
     FROM room
     CROSS JOIN reader
     JOIN events e USING (room_nid)
@@ -144,7 +143,7 @@ part AS (
 SELECT COALESCE(user_sees(e, room.joined_since, room.own_audiences, room.shared_audiences, room.world_audiences, room.shared_before, room.reader_nid, room.unread)
         AND was_there(e, room.joined_since, room.joined_audiences)
         AND e.state_key_nid IS NULL
-        AND NOT (reader.has_device AND e.sender_nid = room.principal_nid), false) AS is_usual,
+        AND NOT ($6::boolean AND e.sender_nid = room.principal_nid), false) AS is_usual,
     t.about, t.kind, t.events, t.participated, t.ids, s.*
 FROM part t
 CROSS JOIN reader

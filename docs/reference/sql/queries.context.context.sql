@@ -5,11 +5,7 @@
 WITH
 reader AS MATERIALIZED (
     SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
-        0) AS principal_nid
-),
-target AS MATERIALIZED (
-    SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.principal_nid,
-        NOT was_there(e, v.joined_since, v.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld,
+        0) AS principal_nid,
         ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($5::text[], ARRAY(
             -- clients can store anything there, also the one character that jsonb cannot have
             SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
@@ -19,7 +15,11 @@ target AS MATERIALIZED (
             JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
                 AND d.type_nid = t.type_nid
             WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
-        )))) AS ignored, f.*
+        )))) AS ignored
+),
+target AS MATERIALIZED (
+    SELECT e.event_nid, e.room_nid, e.topological_ordering, e.stream_ordering, reader.*,
+        NOT was_there(e, v.joined_since, v.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, v.reader_nid, v.unread) AS withheld, f.*
     FROM reader
     CROSS JOIN filter_of($6::text[], $7::text[], $8::text[], $9::text[], $10::boolean) AS f
     CROSS JOIN events e
@@ -30,58 +30,66 @@ target AS MATERIALIZED (
 ),
 -- the topological ranges of the reader's audiences: the hidden events between them are not read
 visible_range AS MATERIALIZED (
-    SELECT v.*
+    SELECT t.room_nid, t.topological_ordering, t.stream_ordering, t.ignored, t.types, t.not_types,
+        t.senders, t.not_senders, t.contains_url, v.*
     FROM target t
     JOIN rooms r USING (room_nid)
     CROSS JOIN LATERAL topological_ranges_of(
         t.room_nid, t.principal_nid, r.out_of_range, t.topological_ordering, $3::bigint, $4::bigint
     ) AS v
 ),
+range_before AS (
+    SELECT v.*, v.lowest AS lower, 0::bigint AS lower_stream,
+        LEAST(v.topological_ordering, v.highest) AS upper,
+        CASE WHEN v.highest < v.topological_ordering THEN 9223372036854775807
+            ELSE v.stream_ordering - 1 END AS upper_stream
+    FROM visible_range v
+),
+range_after AS (
+    SELECT v.*, GREATEST(v.topological_ordering, v.lowest) AS lower,
+        CASE WHEN v.lowest > v.topological_ordering THEN 0 ELSE v.stream_ordering + 1
+            END AS lower_stream, v.highest AS upper, 9223372036854775807 AS upper_stream
+    FROM visible_range v
+),
 before AS (
-    SELECT e.event_nid, e.withheld
-        FROM (SELECT * FROM target CROSS JOIN visible_range v ORDER BY v.highest DESC) AS t
-        CROSS JOIN LATERAL (
-            SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-                NOT was_there(e, t.joined_since, t.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
-            FROM events e
-            WHERE e.room_nid = t.room_nid AND NOT e.outlier
-                AND (e.topological_ordering, e.stream_ordering) < (
-                    LEAST(t.topological_ordering, t.highest),
-                    CASE WHEN t.highest < t.topological_ordering THEN 9223372036854775807
-                        ELSE t.stream_ordering END
-                )
-                AND e.topological_ordering >= t.lowest
-                AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before, t.reader_nid, t.unread)
-                AND not_ignored(e, t.ignored)
-                AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
-            ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
-            LIMIT $3::bigint
-        ) AS e
-        ORDER BY t.highest DESC, e.topological_ordering DESC, e.stream_ordering DESC
+    SELECT e.*
+    FROM (SELECT * FROM range_before ORDER BY upper DESC) AS r
+    CROSS JOIN LATERAL (
+        SELECT
+            e.event_nid, e.topological_ordering, e.stream_ordering, NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
+        FROM events e
+        WHERE e.room_nid = r.room_nid
+            AND NOT e.outlier
+            AND (e.topological_ordering, e.stream_ordering) <= (r.upper, r.upper_stream)
+            AND (e.topological_ordering, e.stream_ordering) >= (r.lower, r.lower_stream)
+            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before, r.reader_nid, r.unread)
+            AND not_ignored(e, r.ignored)
+            AND is_wanted(e, r.types, r.not_types, r.senders, r.not_senders, r.contains_url)
+        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $3::bigint
+    ) AS e
+    ORDER BY r.upper DESC, e.topological_ordering DESC, e.stream_ordering DESC
+    LIMIT $3::bigint
 ),
 after AS (
-    SELECT e.event_nid, e.withheld
-        FROM (SELECT * FROM target CROSS JOIN visible_range v ORDER BY v.lowest ASC) AS t
-        CROSS JOIN LATERAL (
-            SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
-                NOT was_there(e, t.joined_since, t.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, t.reader_nid, t.unread) AS withheld
-            FROM events e
-            WHERE e.room_nid = t.room_nid AND NOT e.outlier
-                AND (e.topological_ordering, e.stream_ordering) > (
-                    GREATEST(t.topological_ordering, t.lowest),
-                    CASE WHEN t.lowest > t.topological_ordering THEN 0
-                        ELSE t.stream_ordering END
-                )
-                AND e.topological_ordering <= t.highest
-                AND user_sees(e, t.joined_since, t.own_audiences, t.shared_audiences, t.world_audiences, t.shared_before, t.reader_nid, t.unread)
-                AND not_ignored(e, t.ignored)
-                AND is_wanted(e, t.types, t.not_types, t.senders, t.not_senders, t.contains_url)
-            ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
-            LIMIT $4::bigint
-        ) AS e
-        ORDER BY t.lowest ASC, e.topological_ordering ASC, e.stream_ordering ASC
+    SELECT e.*
+    FROM (SELECT * FROM range_after ORDER BY lower) AS r
+    CROSS JOIN LATERAL (
+        SELECT
+            e.event_nid, e.topological_ordering, e.stream_ordering, NOT was_there(e, r.joined_since, r.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, r.reader_nid, r.unread) AS withheld
+        FROM events e
+        WHERE e.room_nid = r.room_nid
+            AND NOT e.outlier
+            AND (e.topological_ordering, e.stream_ordering) <= (r.upper, r.upper_stream)
+            AND (e.topological_ordering, e.stream_ordering) >= (r.lower, r.lower_stream)
+            AND user_sees(e, r.joined_since, r.own_audiences, r.shared_audiences, r.world_audiences, r.shared_before, r.reader_nid, r.unread)
+            AND not_ignored(e, r.ignored)
+            AND is_wanted(e, r.types, r.not_types, r.senders, r.not_senders, r.contains_url)
+        ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
         LIMIT $4::bigint
+    ) AS e
+    ORDER BY r.lower, e.topological_ordering ASC, e.stream_ordering ASC
+    LIMIT $4::bigint
 ),
 chosen AS (
     SELECT event_nid, withheld, -1 AS side FROM before

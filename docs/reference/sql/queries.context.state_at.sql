@@ -2,11 +2,14 @@
 -- not_types text[], $4 senders text[], $5 not_senders text[], $6 contains_url boolean.
 
 SELECT path.state_group, path.is_lost
-    OR (entry.event_nid IS NOT NULL AND s.event_nid IS NULL) AS is_lost, s.event_nid, s.event_id,
-        r.room_id, r.room_version, s.stream_ordering, s.topological_ordering,
+    OR (entry.event_nid IS NOT NULL AND s.event_nid IS NULL) AS is_lost,
+    s.event_nid, s.event_id, r.room_id, r.room_version,
+    s.stream_ordering, s.topological_ordering,
     claimed_depth(s.depth, s.topological_ordering) AS depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = s.redacted_by) AS redacted_by,
-    s.rejected, s.soft_failed, s.outlier, s.redacted_form, s.encoding, s.json
+    CASE WHEN s.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
+        WHERE b.event_nid = s.redacted_by) END AS redacted_by,
+    s.rejected, s.soft_failed, s.outlier, s.redacted_form, s.encoding,
+    s.json
 FROM events e
 JOIN rooms r USING (room_nid)
 CROSS JOIN filter_of($2::text[], $3::text[], $4::text[], $5::text[], $6::boolean) AS f

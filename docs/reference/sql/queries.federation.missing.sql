@@ -17,34 +17,33 @@ room AS MATERIALIZED (
 found AS MATERIALIZED (
     SELECT walk.event_nid
     FROM room r
-    CROSS JOIN LATERAL events_between(
-        r.room_nid,
-        ARRAY(
-            SELECT e.event_nid
-            FROM unnest($2::text[]) AS one (id)
-            CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
-        ),
-        ARRAY(
-            SELECT e.event_nid
-            FROM unnest($3::text[]) WITH ORDINALITY AS one (id, place)
-            CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
-            ORDER BY one.place
-        ),
-        $4::int, $5::bigint, $7::int
-    ) AS walk (event_nid)
+    CROSS JOIN LATERAL events_between(r.room_nid, ARRAY(
+        SELECT e.event_nid
+        FROM unnest($2::text[]) WITH ORDINALITY AS one (id, place)
+        CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
+        ORDER BY one.place
+    ), ARRAY(
+        SELECT e.event_nid
+        FROM unnest($3::text[]) WITH ORDINALITY AS one (id, place)
+        CROSS JOIN LATERAL (SELECT event_nid FROM events WHERE event_id = one.id OFFSET 0) AS e
+        ORDER BY one.place
+    ), $4::int, $5::bigint, $7::int) AS walk (event_nid)
 )
 SELECT $6::text IS NOT NULL AND (
         NOT server_sees(e, room.own_audiences, room.shared_audiences, room.world_audiences,
             room.reader_nid, room.unread)
         OR (NOT was_there(e, room.joined_since, room.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, room.reader_nid, room.unread))
     ) AS withheld,
-    e.event_nid, e.event_id, room.room_id, room.room_version, e.stream_ordering,
-        e.topological_ordering, claimed_depth(e.depth, e.topological_ordering) AS depth,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
-    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding, e.json
+    e.event_nid, e.event_id, room.room_id, room.room_version,
+    e.stream_ordering, e.topological_ordering,
+    claimed_depth(e.depth, e.topological_ordering) AS depth,
+    CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
+        WHERE b.event_nid = e.redacted_by) END AS redacted_by,
+    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.encoding,
+    e.json
 FROM room
 CROSS JOIN found
 JOIN events e USING (event_nid)
 WHERE $6::text IS NULL
     OR server_gets(e, room.joined_audiences, room.world_audiences, room.reader_nid, room.unread)
-ORDER BY e.topological_ordering, e.stream_ordering
+ORDER BY e.topological_ordering ASC, e.stream_ordering ASC

@@ -28,7 +28,8 @@ member AS (
 )
 SELECT r.room_version, (SELECT purged_upto FROM purged_streams WHERE stream_name = 'events') AS purged_upto,
     e.event_id, e.stream_ordering, e.topological_ordering,
-    (SELECT b.event_id FROM events b WHERE b.event_nid = e.redacted_by) AS redacted_by,
+    CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
+        WHERE b.event_nid = e.redacted_by) END AS redacted_by,
     e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json
 FROM room r
 LEFT JOIN (

@@ -174,11 +174,12 @@ entry AS (
 )
 SELECT CASE WHEN e.event_nid IS NULL AND n.event_nid IS NOT NULL
             OR gone.type IS NULL AND n.kind = 'removed' THEN 'lost' ELSE n.kind END AS kind,
-    n.room_nid, e.event_id, e.stream_ordering, e.topological_ordering,
+    n.room_nid,
+    e.event_id, e.stream_ordering, e.topological_ordering,
     CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
         WHERE b.event_nid = e.redacted_by) END AS redacted_by,
-    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json, gone.type AS removed_type,
-    gone.state_key AS removed_key, CASE WHEN n.kind = 'own' THEN (
+    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json,
+    gone.type AS removed_type, gone.state_key AS removed_key, CASE WHEN n.kind = 'own' THEN (
         SELECT o.stripped_state FROM out_of_band_memberships o
         WHERE o.room_nid = n.room_nid AND o.event_nid = n.event_nid
     ) END AS stripped_state,

@@ -1,28 +1,30 @@
 -- Sent by storage.queries.threads._roots. Parameters: $1 room_id text, $2 user_id text, $3 ignored
 -- text[], $4 root_ids text[], $5 participated boolean.
 
-WITH reader AS MATERIALIZED (
-    SELECT r.room_nid, u.principal_nid, u.ignored, v.*
-    FROM rooms r
-    CROSS JOIN (
-        SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
-            0) AS principal_nid,
-            ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($3::text[], ARRAY(
-                -- clients can store anything there, also the one character that jsonb cannot have
-                SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
-                    '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
-                FROM principals p
-                CROSS JOIN event_types t
-                JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
-                    AND d.type_nid = t.type_nid
-                WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
-            )))) AS ignored
-    ) AS u
-    CROSS JOIN LATERAL visibility_of(r.room_nid, u.principal_nid) AS v
+WITH
+reader AS MATERIALIZED (
+    SELECT COALESCE((SELECT principal_nid FROM principals WHERE name = $2::text),
+        0) AS principal_nid,
+        ARRAY(SELECT principal_nid FROM principals WHERE name = ANY(COALESCE($3::text[], ARRAY(
+            -- clients can store anything there, also the one character that jsonb cannot have
+            SELECT jsonb_path_query(replace(convert_from(d.content, 'UTF8'), '\u0000', '\ufffd')::jsonb,
+                '$.ignored_users.keyvalue().key', silent => true) #>> ARRAY[]::text[]
+            FROM principals p
+            CROSS JOIN event_types t
+            JOIN account_data d ON d.principal_nid = p.principal_nid AND d.room_nid = 0
+                AND d.type_nid = t.type_nid
+            WHERE p.name = $2::text AND t.type = 'm.ignored_user_list'
+        )))) AS ignored
+),
+room AS MATERIALIZED (
+    SELECT r.room_nid, reader.*, v.*
+    FROM reader
+    CROSS JOIN rooms r
+    CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS v
     WHERE r.room_id = $1::text
 )
 SELECT form.withheld, s.*
-FROM reader r
+FROM room r
 JOIN events e ON e.event_nid = ANY(ARRAY(
     SELECT found.event_nid
     FROM unnest($4::text[]) AS one (id)

@@ -17,30 +17,35 @@ reader AS MATERIALIZED (
         )))) AS ignored
 ),
 room AS MATERIALIZED (
-    SELECT r.room_nid, r.out_of_range, reader.principal_nid, reader.ignored
+    SELECT r.room_nid, r.out_of_range, reader.*
     FROM reader
     CROSS JOIN rooms r
     WHERE r.room_id = $1::text
 ),
 visible_range AS MATERIALIZED (
-    SELECT r.room_nid, r.ignored, s.*
+    SELECT r.room_nid, r.ignored, s.*, s.lowest AS lower, 0::bigint AS lower_stream,
+        LEAST(s.highest, $4::bigint) AS upper, CASE WHEN s.highest < $4::bigint THEN 9223372036854775807
+            ELSE $5::bigint - 1 END AS upper_stream
     FROM room r
     CROSS JOIN LATERAL topological_ranges_of(r.room_nid, r.principal_nid, r.out_of_range,
         $4::bigint, $6::bigint, 0) AS s
 ),
 reply AS MATERIALIZED (  -- from the index alone, visible or not
     SELECT e.*
-    FROM (SELECT * FROM visible_range ORDER BY highest DESC) AS v
+    FROM (SELECT * FROM visible_range ORDER BY upper DESC) AS r
     CROSS JOIN LATERAL (
-        SELECT e.relates_to, e.topological_ordering, e.stream_ordering
+        SELECT
+            e.relates_to, e.topological_ordering, e.stream_ordering
         FROM events e
-        WHERE e.room_nid = v.room_nid AND e.rel_type_nid = 22 /* REL_THREAD */ AND NOT e.outlier
-            AND e.topological_ordering >= v.lowest AND e.topological_ordering <= v.highest
-            AND (e.topological_ordering, e.stream_ordering) < ($4::bigint, $5::bigint)
+        WHERE e.room_nid = r.room_nid
+            AND NOT e.outlier
+            AND (e.topological_ordering, e.stream_ordering) <= (r.upper, r.upper_stream)
+            AND (e.topological_ordering, e.stream_ordering) >= (r.lower, r.lower_stream)
+            AND e.rel_type_nid = 22 /* REL_THREAD */
         ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
         LIMIT $6::bigint
     ) AS e
-    ORDER BY v.highest DESC, e.topological_ordering DESC, e.stream_ordering DESC
+    ORDER BY r.upper DESC, e.topological_ordering DESC, e.stream_ordering DESC
     LIMIT $6::bigint
 ),
 chunk AS MATERIALIZED (  -- NULL as its end: there are no replies below

@@ -1,16 +1,15 @@
 """Pages and page ranges: what tokens mean as ends of a range, and which token a page ends with."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, LiteralString, NamedTuple, TypeVar
+from typing import Final, Literal, LiteralString, NamedTuple
 
 from storage.database.connection import Connection
 from storage.database.placeholders import compose
-from storage.database.translate import TOO_MANY_MOVES
-from storage.errors import DatabaseError, InputError, InvalidToken
+from storage.errors import InputError
 from storage.ids import EventId, RoomId
 from storage.queries.events import StoredEvent, served_at_once
-from storage.queries.pagination.reordering import Reorderings, as_of, next_token, walking
+from storage.queries.pagination.reordering import Reorderings, next_token, walking
 from storage.queries.sync.changed_rooms import events_of, reached
 from storage.streams import PaginationToken, VectorPosition
 from storage.streams.positions import LARGEST_POSITION
@@ -234,94 +233,3 @@ async def exact(
         for token, end in enumerate((page_range.start, page_range.stop))
     )
     return page_range._replace(start=start, stop=stop)
-
-
-# --------------------------------------------------------------------------------------------------
-# SQL parts that the paging queries share: the CTEs and conditions for reordered events.
-#
-# Each paging query has two statements for a direction. The ordinary one returns no row if the room
-# has had more moves than the tokens say. Then the reordered one runs: it has these parts. It also
-# reads `reordered_events`, which takes about a tenth of the time of a page.
-
-REORDERED_VALUES: Final = {
-    "upper_numbers": "bigint[]",
-    "lower_numbers": "bigint[]",
-    "moves_max": "bigint",
-    "behind": "bigint",
-}
-"""The parameters of a reordered page: `numbers` of both ends, the most moves to read, `behind`."""
-
-TEMPLATE_REORDERED: Final[LiteralString] = """
-brought AS MATERIALIZED (  -- events that belong below the upper end, reordered to above it
-    SELECT m.event_nid, m.topological_ordering, m.stream_ordering
-    FROM {room} r
-    CROSS JOIN LATERAL reordered_across(r.room_nid, {upper}, {forwards},
-        {rows_max}) AS m
-    WHERE r.moves > ({upper})[2]
-),
-left_out AS MATERIALIZED (  -- events that belong below the lower end, reordered to above it
-    SELECT m.event_nid, m.topological_ordering, m.levels
-    FROM {room} r
-    CROSS JOIN LATERAL reordered_across(r.room_nid, {lower}, {forwards},
-        {rows_max}) AS m
-    WHERE r.moves > ({lower})[2]
-),
-"""
-
-PART_OR_BROUGHT: Final[LiteralString] = """
-    OR e.event_nid IN (SELECT event_nid FROM brought)
-"""
-
-PART_NOT_LEFT_OUT: Final[LiteralString] = """
-    AND e.event_nid NOT IN (SELECT event_nid FROM left_out)
-"""
-
-TEMPLATE_NOT_LEFT_OUT_LIVE: Final[LiteralString] = """
-    AND e.event_nid NOT IN (SELECT event_nid FROM left_out WHERE levels & {behind} <> 0)
-"""
-
-PART_LEFT_OUT: Final[LiteralString] = """
-    (SELECT array_agg(topological_ordering ORDER BY event_nid) FROM left_out)
-        AS left_out_topological,
-    (SELECT array_agg(levels ORDER BY event_nid) FROM left_out) AS left_out_levels
-"""
-
-PART_NONE_LEFT_OUT: Final[LiteralString] = """
-    NULL::bigint[] AS left_out_topological, NULL::bigint[] AS left_out_levels
-"""
-
-
-# --------------------------------------------------------------------------------------------------
-# The rows of a page: by the ordinary statement, or by the one for reordered events.
-
-_Row = TypeVar("_Row")
-
-
-async def fetch_page(
-    page_range: PageRange,
-    deployment: str,
-    ordinary: Callable[[int], Awaitable[list[_Row]]],
-    reordered: Callable[[], Awaitable[list[_Row]]],
-    *,
-    skip_ordinary: bool,
-) -> list[_Row]:
-    """Return the rows of the ordinary statement, or of the reordered one if that gives none.
-
-    The ordinary one gets the number of moves that the tokens know. It gives no row for a room with
-    more moves, or where the user sees nothing. ``skip_ordinary``: a statement was sent before, so
-    run the reordered one at once, that a page takes two. `InvalidToken` where there are too many
-    moves to read.
-    """
-    reorder_count = min(as_of(page_range.start), as_of(page_range.stop))
-    if reorder_count == LARGEST_POSITION:
-        return await ordinary(reorder_count)
-    try:
-        return (not skip_ordinary and await ordinary(reorder_count)) or await reordered()
-    except DatabaseError as error:
-        if error.sqlstate != TOO_MANY_MOVES:
-            raise
-        token = min(page_range.start, page_range.stop, key=as_of)
-        raise InvalidToken(
-            token.print(deployment),
-            "too many events of the room have moved since: begin the walk anew",
-        ) from error

@@ -25,8 +25,6 @@ from storage.queries.sliding.types import ANY, ME
 from storage.queries.sliding.user_rooms import ListChanges, ListedRoom
 from storage.queries.sync.changed_rooms import ChangeSnapshot
 from storage.queries.sync.state import (
-    EVENT,
-    EVENT_END,
     PART_ENTRY_ROWS,
     PART_SHOWN,
     TEMPLATE_HEROES,
@@ -729,7 +727,7 @@ async def sliding_states(
     if not states:
         return states
     pairs = list(members)
-    rows = await conn.records(
+    rows = await conn.fetch(
         SQL_SLIDING_STATE,
         [request.room.room_nid for request in requested],
         *([request[at] for request in requested] for at in range(1, len(RequiredRequest._fields))),
@@ -742,7 +740,7 @@ async def sliding_states(
         row=StateRow,
     )
     async for row in in_turns(rows):
-        _add(states[row[1]], StateRow._make(row))
+        _add(states[row.room_nid], row)
     return states
 
 
@@ -750,9 +748,9 @@ def _add(state: SlidingState, row: StateRow) -> None:
     """Add a row. `StorageCorrupt` for lost ones."""
     if row.kind == "lost":
         raise lost_state(state.room.room_id)
-    if row.event_id is not None:
-        columns = row[EVENT:EVENT_END]
-        _add_event(state, row, event_of_room(state.room.room_id, state.room.room_version, columns))
+    if row.event is not None:
+        room = state.room
+        _add_event(state, row, event_of_room(room.room_id, room.room_version, row.event))
     elif row.kind in ("name", "avatar"):
         state.due.add(row.kind)
     elif row.kind == "removed":

@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, LiteralString, NamedTuple
 
-from storage.codec import StoredBytes
 from storage.database.columns import USER_SEES, WITHHELD
 from storage.database.connection import Connection
 from storage.database.names import INVITE, JOIN, MEMBERSHIP_NAMES, MEMBERSHIPS
 from storage.database.placeholders import compose, fill
+from storage.database.row_types import span
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent
 from storage.queries.sliding.connection import ClientRoom
@@ -50,6 +50,7 @@ from storage.queries.sync.rooms import (
     TEMPLATE_TIMELINE,
     TEMPLATE_TIMELINE_COLUMNS,
     RoomTimeline,
+    TimelineEventRow,
     timelines_of,
 )
 from storage.queries.sync.state import SyncedRoom, SyncedUser, stripped
@@ -258,42 +259,8 @@ BUMPING: Final = (
 """The types of events that a person notices (MSC4186, `bump_stamp`)."""
 
 
-class SlidingRoomRow(NamedTuple):
-    """A room, or an event of its timeline: `kind` says which columns a row has.
-
-    "room": the columns up to `bump`; those from `whole` on are NULL without a timeline. "event":
-    `room_nid` and the columns of the event. "limit": an event that is not shown, and the last one
-    that was read.
-    """
-
-    kind: str
-    room_nid: int
-    room_id: str | None
-    room_version: str | None
-    membership: int | None
-    member_nid: int | None
-    reached: int | None
-    member_ordering: int | None
-    whole: bool | None
-    is_state_shown: bool | None
-    lower: int | None
-    state_upper: int | None
-    own_upper: int | None
-    after_gap: bool | None
-    has_state: bool | None
-    bump: int | None
-    is_last: bool | None
-    event_id: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    redacted_by: str | None
-    redacted_form: bool | None
-    withheld: bool | None
-    json: StoredBytes | None
-
-
 class SlidingRoomColumns(NamedTuple):
-    """The columns of a row of kind "room", without the kind."""
+    """The columns of a room; those from `whole` on are NULL without a timeline."""
 
     room_nid: int
     room_id: RoomId
@@ -319,8 +286,20 @@ class SlidingRoomColumns(NamedTuple):
     bump: int | None
 
 
-EVENT_AT: Final = SlidingRoomRow._fields.index("is_last")
-"""The columns of the event begin here."""
+class SlidingRoomRow(NamedTuple):
+    """A room, or an event of its timeline: `kind` says which columns a row has.
+
+    "room": those of the room. "event": `room_nid` and those of the event. "limit": an event that is
+    not shown, and the last one that was read.
+    """
+
+    kind: str
+    room: SlidingRoomColumns
+    event: TimelineEventRow | None
+
+
+ROOM_COLUMNS: Final = span(SlidingRoomRow, "room")
+EVENT_COLUMNS: Final = span(SlidingRoomRow, "event")
 
 
 class TimelineRequest(NamedTuple):
@@ -365,11 +344,11 @@ async def timelines(
         rows_max,
         row=SlidingRoomRow,
     )
-    return await timelines_of(records, slice(EVENT_AT, None), _timeline)
+    return await timelines_of(records, EVENT_COLUMNS, _timeline)
 
 
 def _timeline(record: Sequence[Any]) -> SlidingTimeline:
-    row = SlidingRoomColumns._make(record[1:EVENT_AT])
+    row = SlidingRoomColumns._make(record[ROOM_COLUMNS])
     return SlidingTimeline(row, bool(row.after_gap))
 
 

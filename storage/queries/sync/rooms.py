@@ -11,9 +11,10 @@ from storage.database.connection import Connection
 from storage.database.names import JOIN
 from storage.database.placeholders import compose, fill
 from storage.database.prepared import prepare_ahead
+from storage.database.row_types import span
 from storage.ids import RoomId, UserId
 from storage.queries.events import StoredEvent, event_of_room, served_at_once
-from storage.queries.filters import ANY_ROOM, FILTER_VALUES, TEMPLATE_IGNORED, SyncFilter
+from storage.queries.filters import ANY_ROOM, FILTER_VALUES, PART_IGNORED, SyncFilter
 from storage.queries.sync.changed_rooms import PART_STREAMS, WriterRow
 from storage.streams import VectorPosition
 from storage.turns import in_turns, parts
@@ -97,6 +98,22 @@ PART_EVENT: Final[LiteralString] = """
     t.redacted_form, t.withheld, t.json
 """
 """The columns of an event of the timeline `t`."""
+
+
+class TimelineEventRow(NamedTuple):
+    """An event of a timeline: an accepted one, as `user_sees` lets no others pass."""
+
+    is_last: bool
+    """The last event that was read: there may be more."""
+    event_id: str
+    stream_ordering: int
+    topological_ordering: int
+    redacted_by: str | None
+    redacted_form: bool
+    withheld: bool
+    """Its sender was erased, and the reader was not there: only the redacted form is shown."""
+    json: StoredBytes
+
 
 ROOM: Final = "room"
 EVENT: Final = "event"
@@ -365,7 +382,7 @@ room AS (  -- for each room, whether it is returned whole, and the range of the 
 
 PART_CHANGED_ROOMS: Final[LiteralString] = fill(
     TEMPLATE_CHANGED_ROOMS,
-    ignored=fill(TEMPLATE_IGNORED, reader=":user_id", named=":ignored"),
+    ignored=PART_IGNORED,
     late=fill(TEMPLATE_LATE, furthest="COALESCE(:since, :upto)"),
     latest=fill(
         TEMPLATE_LATEST,
@@ -526,72 +543,8 @@ SQL_ROOMS_AND_WRITERS: Final[LiteralString] = compose(
 prepare_ahead(SQL_ROOMS, SQL_ROOMS_AND_WRITERS)
 
 
-class ChangedRoomRow(NamedTuple):
-    """A room, or an event of its timeline: `kind` says which columns a row has.
-
-    "room": the columns up to `has_state`. "event": `room_nid` and the columns of the event.
-    "limit": an event that is not shown, and the last one that was read. Events are accepted ones of
-    the timeline: `user_sees` lets no others pass.
-    """
-
-    kind: str
-    room_nid: int
-    room_id: str | None
-    room_version: str | None
-    membership: int | None
-    member_nid: int | None
-    member_key_nid: int | None
-    whole: bool | None
-    was_joined: bool | None
-    lower: int | None
-    upper: int | None
-    activity: int | None
-    after_gap: bool | None
-    has_state: bool | None
-    is_last: bool | None
-    """The last event that was read: there may be more."""
-    event_id: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    redacted_by: str | None
-    redacted_form: bool | None
-    withheld: bool | None
-    """Its sender was erased, and the reader was not there: only the redacted form is shown."""
-    json: StoredBytes | None
-
-
-class RoomOrWriterRow(NamedTuple):
-    """A row of `ChangedRoomRow`; or, of kind "writer" or "purged", one of `WriterRow`."""
-
-    kind: str
-    room_nid: int | None
-    room_id: str | None
-    room_version: str | None
-    membership: int | None
-    member_nid: int | None
-    member_key_nid: int | None
-    whole: bool | None
-    was_joined: bool | None
-    lower: int | None
-    upper: int | None
-    activity: int | None
-    after_gap: bool | None
-    has_state: bool | None
-    is_last: bool | None
-    event_id: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    redacted_by: str | None
-    redacted_form: bool | None
-    withheld: bool | None
-    json: StoredBytes | None
-    stream_name: str | None
-    instance_name: str | None
-    position: int | None
-
-
 class RoomColumns(NamedTuple):
-    """The columns of a row of kind "room", without the kind."""
+    """The columns of a room."""
 
     room_nid: int
     room_id: RoomId
@@ -610,9 +563,31 @@ class RoomColumns(NamedTuple):
     """The response has state: the whole, or some that has changed."""
 
 
-EVENT_AT: Final = ChangedRoomRow._fields.index("is_last")
-"""The columns of the event begin here, and end with the next."""
-EVENT_END: Final = len(ChangedRoomRow._fields)
+class ChangedRoomRow(NamedTuple):
+    """A room, or an event of its timeline: `kind` says which columns a row has.
+
+    "room": those of the room. "event": `room_nid` and those of the event. "limit": an event that is
+    not shown, and the last one that was read.
+    """
+
+    kind: str
+    room: RoomColumns
+    event: TimelineEventRow | None
+
+
+class RoomOrWriterRow(NamedTuple):
+    """A row of `ChangedRoomRow`; or, of kind "writer" or "purged", one of `WriterRow`."""
+
+    kind: str
+    room: RoomColumns | None
+    event: TimelineEventRow | None
+    stream_name: str | None
+    instance_name: str | None
+    position: int | None
+
+
+ROOM_COLUMNS: Final = span(ChangedRoomRow, "room")
+EVENT_COLUMNS: Final = span(ChangedRoomRow, "event")
 
 
 class ChangedRoom(RoomTimeline[RoomColumns]):
@@ -659,7 +634,8 @@ async def rooms_and_writers(
     """Return the changed rooms, and the position of each writer (`positions.writers`)."""
     arguments = _arguments(user_id, sync_range)
     records = await conn.records(SQL_ROOMS_AND_WRITERS, *arguments, row=RoomOrWriterRow)
-    writers = [WriterRow(record[0], *record[EVENT_END:]) for record in records if record[1] is None]
+    after = EVENT_COLUMNS.stop
+    writers = [WriterRow(record[0], *record[after:]) for record in records if record[1] is None]
     return await _changed_rooms(records), writers
 
 
@@ -686,12 +662,12 @@ def _arguments(user_id: UserId, sync_range: SyncRange) -> tuple[object, ...]:
 
 async def _changed_rooms(records: Sequence[Any]) -> list[ChangedRoom]:
     """Return the rooms of these rows, each with its timeline."""
-    by_room = await timelines_of(records, slice(EVENT_AT, EVENT_END), _changed_room)
+    by_room = await timelines_of(records, EVENT_COLUMNS, _changed_room)
     return sorted(by_room.values(), key=_by_activity, reverse=True)
 
 
 def _changed_room(record: Sequence[Any]) -> ChangedRoom:
-    row = RoomColumns._make(record[1:EVENT_AT])
+    row = RoomColumns._make(record[ROOM_COLUMNS])
     return ChangedRoom(row, row.after_gap)
 
 

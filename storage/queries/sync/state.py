@@ -16,8 +16,8 @@ event of the timeline has its last value in both states (`response.py`): the use
 event, or a merge has changed the state.
 
 Most changed rooms have no deltas (see rooms.py), and are not requested. If none has, no statement
-is sent. The same statement reads the stripped state of invites and knocks, so
-that a sync has a statement to spare.
+is sent. The same statement reads the stripped state of invites and knocks (`stripped`), so that a
+sync has a statement to spare.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,14 +26,14 @@ from typing import Any, Final, LiteralString, NamedTuple
 
 import orjson
 
-from storage.codec import StoredBytes
 from storage.database.columns import OWN_ENTRIES
 from storage.database.connection import Connection
 from storage.database.placeholders import compose, fill
 from storage.database.prepared import prepare_ahead
+from storage.database.row_types import maker, span
 from storage.errors import StorageCorrupt
 from storage.ids import EventId, RoomId, StateKey, UserId
-from storage.queries.events import StoredEvent, event_of_room
+from storage.queries.events import PART_ROOM_EVENT, RoomEventRow, StoredEvent, event_of_room
 from storage.queries.filters import ANY_EVENT, FILTER_VALUES, EventFilter
 from storage.queries.sync.types import JoinedRoom, RoomSummary, Sync
 from storage.turns import parts
@@ -154,14 +154,12 @@ PART_SHOWN: Final[LiteralString] = """
 """
 """The entries of kind "shown" of the rooms in `shown`."""
 
-PART_ENTRY_ROWS: Final[LiteralString] = """
+TEMPLATE_ENTRY_ROWS: Final[LiteralString] = """
 SELECT CASE WHEN e.event_nid IS NULL AND n.event_nid IS NOT NULL
             OR gone.type IS NULL AND n.kind = 'removed' THEN 'lost' ELSE n.kind END AS kind,
-    n.room_nid, e.event_id, e.stream_ordering, e.topological_ordering,
-    CASE WHEN e.redacted_by IS NOT NULL THEN (SELECT b.event_id FROM events b
-        WHERE b.event_nid = e.redacted_by) END AS redacted_by,
-    e.rejected, e.soft_failed, e.outlier, e.redacted_form, e.json, gone.type AS removed_type,
-    gone.state_key AS removed_key, CASE WHEN n.kind = 'own' THEN (
+    n.room_nid,
+    {event},
+    gone.type AS removed_type, gone.state_key AS removed_key, CASE WHEN n.kind = 'own' THEN (
         SELECT o.stripped_state FROM out_of_band_memberships o
         WHERE o.room_nid = n.room_nid AND o.event_nid = n.event_nid
     ) END AS stripped_state,
@@ -177,6 +175,8 @@ LEFT JOIN LATERAL (  -- once for each of the few removed keys: a join could hash
     OFFSET 0
 ) AS gone ON true
 """
+
+PART_ENTRY_ROWS: Final[LiteralString] = fill(TEMPLATE_ENTRY_ROWS, event=PART_ROOM_EVENT)
 """The rows of all entries, with the columns of `StateRow`. Conditions may follow."""
 
 
@@ -191,15 +191,7 @@ class StateRow(NamedTuple):
 
     kind: str
     room_nid: int
-    event_id: str | None
-    stream_ordering: int | None
-    topological_ordering: int | None
-    redacted_by: str | None
-    rejected: str | None
-    soft_failed: bool | None
-    outlier: bool | None
-    redacted_form: bool | None
-    json: StoredBytes | None
+    event: RoomEventRow | None
     removed_type: str | None
     removed_key: str | None
     stripped_state: str | None
@@ -208,11 +200,9 @@ class StateRow(NamedTuple):
     heroes: list[str] | None
 
 
-EVENT: Final = StateRow._fields.index("event_id")
-"""The first column of the event."""
-EVENT_END: Final = StateRow._fields.index("removed_type")
-"""The column after those of the event."""
-STRIPPED: Final = StateRow._fields.index("stripped_state")
+EVENT: Final = span(StateRow, "event")
+"""The columns of the event."""
+STRIPPED: Final = span(StateRow, "stripped_state").start
 
 
 def lost_state(room_id: RoomId) -> StorageCorrupt:
@@ -607,8 +597,8 @@ async def states(
     )
     async for part in parts(rows):
         for row in part:
-            if row[EVENT] is None:
-                _add_other(by_room[row[1]], StateRow._make(row))
+            if row[EVENT.start] is None:
+                _add_other(by_room[row[1]], maker(StateRow)(row))
             else:
                 _add_event(by_room[row[1]], row)
     return by_room
@@ -698,7 +688,7 @@ def _add_other(state: RoomState, row: StateRow) -> None:
 
 def _add_event(state: RoomState, row: Any) -> None:
     kind = row[0]
-    event = event_of_room(state.room.room_id, state.room.room_version, row[EVENT:EVENT_END])
+    event = event_of_room(state.room.room_id, state.room.room_version, row[EVENT])
     if kind == "own":
         state.own.append(event)
         state.brought.extend(orjson.loads(row[STRIPPED] or "[]"))

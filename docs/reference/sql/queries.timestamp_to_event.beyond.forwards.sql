@@ -1,5 +1,5 @@
--- Sent by storage.queries.timestamp_to_event.event_near. Parameters: $1 text, $2 text, $3 bigint,
--- $4 bigint.
+-- Sent by storage.queries.timestamp_to_event.event_near. Parameters: $1 room_id text, $2 reader
+-- text, $3 timestamp bigint, $4 rows_max bigint.
 
 WITH
 reader AS MATERIALIZED (
@@ -13,10 +13,13 @@ room AS MATERIALIZED (
     CROSS JOIN LATERAL visibility_of(r.room_nid, reader.principal_nid) AS v
     WHERE r.room_id = $1::text
 ),
+limits AS (SELECT 9223372036854775807 AS furthest_ts),
 positions AS MATERIALIZED (
     SELECT p.*
     FROM room
-    CROSS JOIN LATERAL in_order_positions(room.room_nid, -9223372036854775807, $3::bigint) AS p
+    CROSS JOIN limits
+    CROSS JOIN LATERAL in_order_positions(room.room_nid, LEAST($3::bigint, limits.furthest_ts),
+        GREATEST($3::bigint, limits.furthest_ts)) AS p
 ),
 last AS MATERIALIZED (  -- the first one that was not read in either order; none: those were all
     SELECT room.room_nid, room.out_of_range, room.principal_nid, e.topological_ordering
@@ -28,8 +31,8 @@ last AS MATERIALIZED (  -- the first one that was not read in either order; none
             FROM (SELECT *
             FROM events e
             WHERE e.room_nid = room.room_nid AND NOT e.outlier AND e.in_order_ts IS NOT NULL
-                AND e.origin_server_ts <= $3::bigint
-            ORDER BY e.origin_server_ts DESC, e.topological_ordering DESC, e.stream_ordering DESC OFFSET $4::bigint - 1 LIMIT 1) AS e
+                AND e.origin_server_ts >= $3::bigint
+            ORDER BY e.origin_server_ts ASC, e.topological_ordering ASC, e.stream_ordering ASC OFFSET $4::bigint - 1 LIMIT 1) AS e
         )
         UNION ALL
         (
@@ -38,9 +41,9 @@ last AS MATERIALIZED (  -- the first one that was not read in either order; none
             FROM events e
             WHERE e.room_nid = room.room_nid AND NOT e.outlier AND NOT e.backfilled
                 AND e.stream_ordering >= positions.first AND e.stream_ordering <= positions.last
-            ORDER BY e.stream_ordering DESC OFFSET $4::bigint - 1 LIMIT 1) AS e
+            ORDER BY e.stream_ordering ASC OFFSET $4::bigint - 1 LIMIT 1) AS e
         )
-        ORDER BY reached_ts DESC
+        ORDER BY reached_ts ASC
         LIMIT 1
     ) AS e
 )
@@ -49,7 +52,8 @@ FROM (
     SELECT e.*
     FROM last
     CROSS JOIN LATERAL topological_ranges_of(last.room_nid, last.principal_nid, last.out_of_range,
-        last.topological_ordering, 100, 0) AS part
+        last.topological_ordering, CASE WHEN true THEN 0 ELSE 100 END,
+        CASE WHEN true THEN 100 ELSE 0 END) AS part
     CROSS JOIN LATERAL (
         SELECT e.event_nid, e.topological_ordering, e.stream_ordering,
             NOT was_there(e, part.joined_since, part.joined_audiences) AND EXISTS (SELECT FROM erased_users u WHERE u.principal_nid = e.sender_nid) AND NOT was_there_before(e, part.reader_nid, part.unread) AS withheld
@@ -57,16 +61,17 @@ FROM (
             SELECT *
             FROM events e
             WHERE e.room_nid = last.room_nid AND NOT e.outlier
-                AND e.topological_ordering >= part.lowest AND e.topological_ordering <= LEAST(part.highest, last.topological_ordering)
-            ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+                AND e.topological_ordering >= part.lowest AND e.topological_ordering <= part.highest
+                AND e.topological_ordering >= last.topological_ordering
+            ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
             LIMIT $4::bigint
         ) AS e
-        WHERE e.origin_server_ts <= $3::bigint
+        WHERE e.origin_server_ts >= $3::bigint
             AND user_sees(e, part.joined_since, part.own_audiences, part.shared_audiences, part.world_audiences, part.shared_before, part.reader_nid, part.unread)
-        ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+        ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
         LIMIT 1
     ) AS e
-    ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
+    ORDER BY e.topological_ordering ASC, e.stream_ordering ASC
     LIMIT 1
 ) AS nearest
 JOIN stored_events s USING (event_nid)
