@@ -166,7 +166,7 @@ class Connection:
     @property
     def in_transaction(self) -> bool:
         """Return whether a transaction is open, also one that has failed."""
-        return bool(self._driver.is_in_transaction())
+        return not self._driver.is_closed() and bool(self._driver.is_in_transaction())
 
     @property
     def is_closed(self) -> bool:

@@ -142,7 +142,8 @@ class ShadowTables:
         try:
             yield self.conn
         except BaseException:
-            if not self.conn.in_transaction:  # else its end sets back what it has set
+            # the end of a transaction sets back what it has set, and that of a session everything
+            if not (self.conn.is_closed or self.conn.in_transaction):
                 await self._turn_back()
             raise
         await self._turn_back()

@@ -5,7 +5,11 @@ import asyncio
 import pytest
 
 import storage
+from storage.database import Database
+from storage.database.pool import begun
+from storage.errors import DatabaseUnavailable
 from storage.rebuild import rebuild
+from storage.rebuild.shadow_tables import ShadowTables
 from storage.testing import (
     ODD_SOME,
     SHAPES,
@@ -44,6 +48,24 @@ async def test_a_sound_room_stays_what_it_is(dsn: str, shape: str, version: str)
         for name in UNNUMBERED:
             assert after[name] == tables[name], name
         assert await findings(store) == []
+
+
+@pytest.mark.parametrize("ends_here", [False, True])
+async def test_a_session_that_ends_within_a_rebuild_is_unavailable(
+    database: Database, *, ends_here: bool
+) -> None:
+    with pytest.raises(DatabaseUnavailable):
+        async with (
+            ShadowTables.opened(database) as shadow,
+            begun(shadow.conn),
+            shadow.live() as conn,
+            database.connection() as other,
+        ):
+            pid = await conn.fetchval("SELECT pg_backend_pid()")
+            assert await other.fetchval("SELECT pg_terminate_backend($1, 10000)", pid)
+            if ends_here:
+                conn._driver.terminate()
+            await conn.fetchval("SELECT 1")
 
 
 async def test_a_room_goes_on_after_a_rebuild(dsn: str) -> None:
