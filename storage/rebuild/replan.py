@@ -14,6 +14,7 @@ from storage.database.connection import Connection, Database
 from storage.database.names import InternedNames
 from storage.errors import StorageCorrupt
 from storage.event import Event
+from storage.event.model import auth_ids_of
 from storage.ids import EventId, RoomId
 from storage.maintenance.room_states import RoomStates
 from storage.maintenance.verify.event_loader import id_of_bytes
@@ -219,8 +220,8 @@ class RoomReplan(RoomPlanner):
         parents = set(event.prev_event_ids)
         if incoming.origin != "outlier" and not parents.isdisjoint(result.missing):
             state = self._given.get(event.event_id) or await self._state_given(event)
-        needed = set(result.missing) - (parents - set(event.auth_event_ids)) | set(state or ())
-        await self._early(one for one in needed if self._is_absent(one))
+        needed = set(result.missing) - (parents - set(auth_ids_of(event))) | set(state or ())
+        await self._early(sorted(one for one in needed if self._is_absent(one)))
         incoming = incoming._replace(state_before=state)
         result = await super()._planned(incoming)
         if result.outcome != "missing_parents":
