@@ -68,6 +68,35 @@ async def test_a_session_that_ends_within_a_rebuild_is_unavailable(
             await conn.fetchval("SELECT 1")
 
 
+@pytest.mark.parametrize("version", ["11", "12"])
+@pytest.mark.parametrize("seed", [0, 5])
+async def test_a_room_of_which_the_end_came_first_stays_what_it_is(
+    dsn: str, version: str, seed: int
+) -> None:
+    """Its first event is planned after those of its state, in the order of what these need."""
+    room = build_room(SHAPES["direct_chat"], 30, seed=seed, version=version, sign=False)
+    before, first, after = room.events[:20], room.events[20], room.events[21:]
+    state = sorted(first.state_before.values())
+    needed = {*state, *room.graph.auth_chain([*state, first.event_id])}
+    async with storage.open(dsn, server_name=SERVER) as store:
+        for origin, events in (
+            ("outlier", [event for event in before if event.event_id in needed]),
+            ("live", [first]),
+            ("live", after),
+            ("backfill", before),
+        ):
+            await store.append(
+                [event.pdu for event in events],
+                room_version=version,
+                origin=origin,
+                state_before={first.event_id: state} if events == [first] else None,
+            )
+        assert await findings(store) == []
+        done = await rebuild(store.database, room.room_id, server_name=SERVER)
+        assert done.events == 0
+        assert await findings(store) == []
+
+
 async def test_a_room_goes_on_after_a_rebuild(dsn: str) -> None:
     """The audiences have new numbers; a writer with the old ones in its caches plans again."""
     room = build_room(LIVELY, 240, seed=9, sign=False)
