@@ -136,6 +136,8 @@ class Client(UserApi):
 
     @on("POST", "/rooms/{room}/receipt/{kind}/{event}")
     async def receipt(self, call: Call, room: RoomId, kind: str, event: EventId) -> None:
+        if event not in await self.store.visible_to_user(call.sender, [event]):
+            raise MatrixError(403, "M_FORBIDDEN", f"{call.sender} may not see {event}")
         how = {"thread_id": call.body.get("thread_id")}
         await self.store.receipts.set(room, kind, call.sender, event, {"ts": now_ms()}, **how)
 

@@ -37,6 +37,7 @@ class RoomOnClient:
     """A room as a client of the example has got it from /sync."""
 
     members: set[str] = field(default_factory=set)
+    events: set[str] = field(default_factory=set)
     summary: dict[str, Any] = field(default_factory=dict)
 
     def take(self, room: Any) -> None:
@@ -46,6 +47,7 @@ class RoomOnClient:
             self.members |= {
                 key for key, one in events.items() if key != "order" and _is_member(one)
             }
+            self.events |= events.keys() - {"order"}
         self.summary |= room.get("summary", {})
 
 
@@ -473,6 +475,14 @@ DIFFERENCES: Final = {
         r"/rooms/join/[^/]+/ephemeral(/events/m\.receipt /content(/[^/]+){1,3})?",
         lambda one: _is_of_receipts_alone(one) and _joins(one),
         "GET /sync, ephemeral: events in the room. Synapse has those since the last sync.",
+    ),
+    "state again": IntendedDifference(
+        "sync next",
+        r"/rooms/join/[^/]+/state/events/[^/]+",
+        lambda one: (
+            one.ours is None and _joins(one) and one.path.rpartition("/")[2] in one.known.events
+        ),
+        "Syncing, state: what changed. Synapse sends the whole state to a user who joins again.",
     ),
     "members again": IntendedDifference(
         "sync.*lazy",
