@@ -269,6 +269,17 @@ async def test_growth(store: Store, furnished: Furnished, browser: Browser) -> N
     assert await browser.faults() == []
 
 
+async def test_growth_on_a_phone(furnished: Furnished, browser: Browser) -> None:
+    """The page is not wider than the window, and wide tables have a bar of their own."""
+    await browser.resize(400)
+    for address in (
+        furnished.site.address("/growth"),
+        furnished.site.address("/room/growth", id=furnished.fork.room.room_id),
+    ):
+        await browser.open(address)
+        assert await browser.run("return document.documentElement.scrollWidth <= innerWidth")
+
+
 async def test_parts_of_a_room(store: Store, furnished: Furnished, browser: Browser) -> None:
     site, room_id = furnished.site, furnished.lively.room_id
     await browser.open(site.address("/room/gaps", id=room_id))
