@@ -212,6 +212,10 @@ class StoredEvent:
     @property
     def state_key(self) -> str | None:
         """Return the state key. None: not a state event."""
+        if self._json is None:
+            raw = decode_recent(self._stored, self.event_id, self.room_id)
+            if b"state_key" not in raw and b"\\u" not in raw:  # which may spell these letters
+                return None
         return self.json.get("state_key")
 
     @property

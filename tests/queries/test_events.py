@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import storage
 from storage import StorageCorrupt, Store, StoredEvent
 from storage import arguments as args
 from storage.codec import StoredBytes
@@ -16,6 +17,7 @@ from storage.event import redact
 from storage.ids import EventId, RoomId
 from storage.queries import events as event_queries
 from storage.queries.events import StoredEventRow, stored_of
+from storage.testing import RoomBuilder
 from tests.queries.rooms import ADMIN, LOCAL, append, new_room
 
 RAW = b'{"content":{"body":"Hi"},"depth":7,"sender":"@user:s1.test","state_key":"","type":"m.test"}'
@@ -163,3 +165,18 @@ async def test_each_id_is_read_once(
 )
 def test_repeated_values_of_a_list_count_once(check: Callable[[Any], Any], values: Any) -> None:
     assert check(values * 3) == values
+
+
+async def test_a_state_key_is_found_however_it_is_spelled(dsn: str) -> None:
+    room = RoomBuilder("11", sign=False)
+    admin = room.user(1)
+    room.start(admin)
+    topic, message = room.topic(admin, "new"), room.message(admin, "state_key and \\u0061")
+    spelled = topic.pdu.replace(b'"state_key"', b'"state\\u005fkey"')
+    assert spelled != topic.pdu
+    async with storage.open(dsn, server_name="s1.test") as store:
+        await store.append([spelled if event is topic else event.pdu for event in room.events])
+    async with storage.open(dsn, server_name="s1.test") as store:
+        stored = await store.events([topic.event_id, message.event_id])
+        assert stored[topic.event_id].raw == spelled
+        assert [event.state_key for event in stored.values()] == ["", None]
