@@ -9,7 +9,7 @@ plan/                decide what an event changes, without I/O: event.py for any
 load/                load what planning lacks: prefetch.py before a batch is planned,
                      on_demand.py when planning raises `MissingData`
 write/               write a `ChangeSet` in one statement: all_tables.py, made of a part per file,
-                     or messages_only.py for ordinary messages
+                     with a smaller one for a state event, or messages_only.py for messages
 commit/              group_commit.py batches appends and pipelines plan and write; retry.py handles
                      a refused write; a batch that a constraint refuses is written event by event;
                      publish.py the committed facts
