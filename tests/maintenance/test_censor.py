@@ -139,6 +139,23 @@ async def test_what_is_still_read_is_left(store: Store, version: str) -> None:
     )
 
 
+async def test_a_partial_room_waits_until_it_is_complete(store: Store) -> None:
+    """The whole state may refuse a redaction, and then the bytes are needed again."""
+    room, gone = redacted_room("11", sign=False)
+    await store.append(room.pdus)
+    before = await raw_bytes(store)
+    async with store.database.connection() as conn:
+        await conn.execute(
+            "INSERT INTO partial_rooms (began_ts, room_nid, join_event_id, origin, servers) "
+            "SELECT 1, room_nid, '$join', 's2.test', '{}' FROM rooms"
+        )
+        await censor(store.database, older_than_ms=0)
+        after = await raw_bytes(store)
+        assert [one for one in after if after[one] != before[one]] == gone[-1:]  # a wrong hash
+        await conn.execute("DELETE FROM partial_rooms")
+    assert await censor(store.database, older_than_ms=0) == Censored(censored=len(gone) - 1)
+
+
 async def test_its_time_has_to_come(dsn: str, store: Store) -> None:
     """Censoring is due seven days after the redaction or its target arrived, whichever is later.
 
