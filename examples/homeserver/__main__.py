@@ -47,8 +47,7 @@ def signing_key(path: Path) -> SigningKey:
         with path.open("w", encoding="ascii") as file:
             path.chmod(0o600)
             write_signing_keys(file, [generate_signing_key("a1")])
-    [key] = read_signing_keys(path.read_text("ascii").splitlines())
-    return key
+    return read_signing_keys(path.read_text("ascii").splitlines())[0]
 
 
 def certificates(folder: Path) -> tuple[Path, Path]:

@@ -138,8 +138,8 @@ class Client(UserApi):
     async def receipt(self, call: Call, room: RoomId, kind: str, event: EventId) -> None:
         if event not in await self.store.visible_to_user(call.sender, [event]):
             raise MatrixError(403, "M_FORBIDDEN", f"{call.sender} may not see {event}")
-        how = {"thread_id": call.body.get("thread_id")}
-        await self.store.receipts.set(room, kind, call.sender, event, {"ts": now_ms()}, **how)
+        at, thread = {"ts": now_ms()}, call.body.get("thread_id")
+        await self.store.receipts.set(room, kind, call.sender, event, at, thread_id=thread)
 
     @on("POST", "/createRoom")
     async def create_room(self, call: Call) -> Json:
@@ -222,8 +222,8 @@ class Client(UserApi):
     async def messages(self, call: Call, room: RoomId) -> Json:
         how = _page(call) | {"to": call.query.get("to"), "direction": call.query.get("dir", "b")}
         page = await self.store.messages(room, call.sender, **how)
-        is_first = "from" not in call.query  # a page at the live end is empty
-        if is_first and not page.chunk and not await self.store.membership(room, call.sender):
+        is_known = page.chunk or "from" in call.query  # a page at the live end is empty
+        if not is_known and not await self.store.membership(room, call.sender):
             raise MatrixError(403, "M_FORBIDDEN", f"{call.sender} was never in {room}")
         if page.gaps and (await self.home.receiver.backfill(room, BACKFILL)).stored:
             page = await self.store.messages(room, call.sender, **how)

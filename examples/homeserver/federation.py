@@ -14,10 +14,9 @@ class Federation(Api):
 
     async def identify(self, request: web.Request, body: Json) -> tuple[str, str]:
         """Return the server that signed the request."""
-        content = None if request.method == "GET" else body
-        header = request.headers.get("Authorization", "")
-        check = self.home.receiver.check_request
-        origin = await check(request.method, request.raw_path, header, content)
+        sent = None if request.method == "GET" else body
+        auth, check = request.headers.get("Authorization", ""), self.home.receiver.check_request
+        origin = await check(request.method, request.raw_path, auth, sent)
         self.home.sender.is_up(origin)
         return origin, ""
 

@@ -426,7 +426,8 @@ async def client_events(
     conn: Connection, request: ClientRequest, events: Sequence[StoredEvent]
 ) -> list[dict[str, Any]]:
     """Return those of the events that the reader may get, in the same order."""
-    messages = [event async for event in in_turns(events, size_of) if event.state_key is None]
+    # parsed here, in turns, because all of them are shown
+    messages = [event async for event in in_turns(events, size_of) if "state_key" not in event.json]
     bundles: Bundles = {}
     facts: dict[EventId, ClientFacts] = {}
     if messages:
