@@ -8,11 +8,13 @@ import storage
 from storage.database import Database
 from storage.database.pool import begun
 from storage.errors import DatabaseUnavailable
+from storage.persist import Origin
 from storage.rebuild import rebuild
 from storage.rebuild.shadow_tables import ShadowTables
 from storage.testing import (
     ODD_SOME,
     SHAPES,
+    BuiltEvent,
     RoomBuilder,
     build_room,
     deliver_late,
@@ -78,13 +80,14 @@ async def test_a_room_of_which_the_end_came_first_stays_what_it_is(
     before, first, after = room.events[:20], room.events[20], room.events[21:]
     state = sorted(first.state_before.values())
     needed = {*state, *room.graph.auth_chain([*state, first.event_id])}
+    deliveries: list[tuple[Origin, list[BuiltEvent]]] = [
+        ("outlier", [event for event in before if event.event_id in needed]),
+        ("live", [first]),
+        ("live", list(after)),
+        ("backfill", list(before)),
+    ]
     async with storage.open(dsn, server_name=SERVER) as store:
-        for origin, events in (
-            ("outlier", [event for event in before if event.event_id in needed]),
-            ("live", [first]),
-            ("live", after),
-            ("backfill", before),
-        ):
+        for origin, events in deliveries:
             await store.append(
                 [event.pdu for event in events],
                 room_version=version,
