@@ -131,11 +131,9 @@ WITH free AS (  -- not censored yet, not locked by a writer, and still redacted
     SELECT event_nid
     FROM events
     WHERE event_nid = ANY($1::bigint[]) AND encoding = 0
-        AND (redacted_form OR (
-            redacted_by IS NOT NULL
-                -- the whole state may refuse a redaction that a partial one allows
-                AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = events.room_nid)
-        ))
+        AND (redacted_by IS NOT NULL OR redacted_form)
+        -- the whole state may refuse a redaction, and a completion has read the bytes
+        AND NOT EXISTS (SELECT FROM partial_rooms p WHERE p.room_nid = events.room_nid)
     ORDER BY event_nid
     FOR NO KEY UPDATE SKIP LOCKED
 )
