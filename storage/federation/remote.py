@@ -223,9 +223,6 @@ class ReceiverLimits:
     single_events_max: int = 20
     """Events of a state that are requested one by one. If more are missing, all are requested."""
 
-    event_auth_max: int = 5
-    """Events of one task for which the auth chain is requested."""
-
     keys_seconds: float = 20.0
     """Time for the keys of all servers that signed the events of one answer."""
 

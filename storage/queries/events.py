@@ -116,8 +116,9 @@ class StoredEvent:
 
     ``raw`` are the received bytes; serve ``json``.
 
-    The first access to `json`, `content`, `type`, `sender`, `state_key` or `depth` decodes and
-    parses the bytes. So a state of thousands of members can be listed and compared without parsing.
+    The first access to `json`, `content`, `type`, `sender`, `depth` or the `state_key` of a state
+    event decodes and parses the bytes. So a state of thousands of members can be listed and
+    compared without parsing.
     `StorageCorrupt` if the stored bytes are damaged, or no event any more.
     """
 

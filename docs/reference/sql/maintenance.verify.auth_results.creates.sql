@@ -1,5 +1,4 @@
--- Sent by storage.maintenance.verify.auth_results.check_auth_results and
--- storage.maintenance.verify.auth_results.wrongly_rejected. Parameters: $1 int.
+-- Sent by storage.maintenance.verify.auth_results.check_auth_results. Parameters: $1 int.
 
 SELECT e.event_id
 FROM (SELECT * FROM events WHERE room_nid = $1::int AND type_nid = 1 /* TYPE_CREATE */ OFFSET 0) AS e

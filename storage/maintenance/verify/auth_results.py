@@ -234,30 +234,11 @@ WHERE e.rejected IS NULL
 ORDER BY e.event_id
 """)
 
-TEMPLATE_REJECTED: Final[LiteralString] = """
-SELECT e.event_nid, e.state_group_before
-FROM {events} AS e
-WHERE e.rejected IS NOT NULL
-ORDER BY e.event_nid
-"""
-
-SQL_REJECTED: Final[LiteralString] = fill(
-    TEMPLATE_REJECTED,
-    events=PART_ROOM_EVENTS,
-)
-
 AUTHORISED_TOGETHER: Final = 500
 CREATE: Final = "m.room.create"
 CREATE_KEY: Final[StateKey] = (CREATE, "")
 OF_ANOTHER_ROOM: Final = ("auth_events.other_room", "auth_events.rejected")
 """The rules by which an event that cites one of another room may be rejected."""
-
-
-class RejectedRow(NamedTuple):
-    """A rejected event, and the state before it; None for an outlier."""
-
-    event_nid: int
-    state_group_before: int | None
 
 
 class AuthCase(NamedTuple):
@@ -294,36 +275,6 @@ async def check_auth_results(conn: Connection, room: VerifiedRoom) -> AsyncItera
         )
         for finding in await _authorise(conn, room, contents, creates, batch):
             yield finding
-
-
-async def wrongly_rejected(conn: Connection, room: VerifiedRoom) -> set[int]:
-    """Return the nids of the rejected events that the auth rules accept, by the stored data."""
-    contents = EventLoader(room)
-    creates: list[str] = await conn.fetchvals(SQL_CREATES, room.nid)
-    rows = await conn.fetch(SQL_REJECTED, room.nid, row=RejectedRow)
-    nids = set[int]()
-    for start in range(0, len(rows), AUTHORISED_TOGETHER):
-        batch = rows[start : start + AUTHORISED_TOGETHER]
-        groups = await room.states.load(
-            conn, {row.state_group_before for row in batch if row.state_group_before is not None}
-        )
-        states = {
-            row.event_nid: groups.get(row.state_group_before or 0)
-            for row in batch
-            if not _is_lost(row, groups)
-        }
-        findings = await _authorise(conn, room, contents, creates, states)
-        accepted = {finding.subject[0] for finding in findings if finding.is_wrongly_rejected}
-        nids |= {
-            nid
-            for nid, stored in (await contents.load(conn, states)).items()
-            if stored.event.event_id in accepted
-        }
-    return nids
-
-
-def _is_lost(row: RejectedRow, groups: Mapping[int, Group]) -> bool:
-    return row.state_group_before is not None and row.state_group_before not in groups
 
 
 async def _authorise(

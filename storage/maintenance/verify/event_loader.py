@@ -102,11 +102,6 @@ class Finding:
         room = "" if self.room_id is None else f" --room '{self.room_id}'"
         return f"room-storage verify --repair{room}"
 
-    @property
-    def is_wrongly_rejected(self) -> bool:
-        """Return whether it is a rejected event that the auth rules accept."""
-        return self.check == "rejected" and self.expected == ACCEPTED and self.found != ACCEPTED
-
     def __str__(self) -> str:
         where = f"{self.check} of {', '.join(self.subject)} in {self.room_id}"
         return f"{where}: found {self.found}, expected {self.expected}"
